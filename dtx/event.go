@@ -1,0 +1,54 @@
+package dtx
+
+import "fmt"
+
+// EventKind says what a stream reader reports.
+type EventKind uint8
+
+const (
+	// EventPart: a part committed; Part is set.
+	EventPart EventKind = iota + 1
+	// EventRecord: the coordinator's commit record was read; Record is set.
+	EventRecord
+	// EventPosition: everything the stream will ever deliver up to LSN has been
+	// reported before this event (an empty transaction, an ignored local one, or
+	// a keepalive while no received transaction is unreported). Once everything
+	// before it is applied, LSN may be confirmed.
+	EventPosition
+	// EventHold: a prepared transaction has been received whose outcome is still
+	// to come. The safe LSN must stay at or before LSN (the position before the
+	// PREPARE) until EventUnhold with the same Hold id: the server does not send
+	// a prepared transaction twice once its PREPARE is confirmed.
+	EventHold
+	// EventUnhold: the prepared transaction Hold was committed (its EventPart
+	// comes right after this event) or rolled back.
+	EventUnhold
+)
+
+// String names the event kind.
+func (k EventKind) String() string {
+	switch k {
+	case EventPart:
+		return "part"
+	case EventRecord:
+		return "record"
+	case EventPosition:
+		return "position"
+	case EventHold:
+		return "hold"
+	case EventUnhold:
+		return "unhold"
+	}
+	return fmt.Sprintf("event(%d)", uint8(k))
+}
+
+// Event is one report of a stream reader. Events of one content are delivered
+// in stream order. Part and Record are owned by the receiver.
+type Event struct {
+	Kind    EventKind
+	Content Content
+	LSN     LSN
+	Hold    SpoolID
+	Part    Part
+	Record  CommitRecord
+}
