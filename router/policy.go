@@ -1,0 +1,64 @@
+// Package router decides where a row lives: distribution policies, the cdbhash
+// of Greenplum-family servers bit for bit (both hash families), and jump
+// consistent hash over numsegments. It is pure: no SQL, no I/O.
+package router
+
+// PolicyKind is how a table's rows are placed.
+type PolicyKind uint8
+
+// Policy kinds.
+const (
+	Hash PolicyKind = iota + 1
+	Random
+	Replicated
+)
+
+// TypeKind is the shape of a type.
+type TypeKind uint8
+
+// Type kinds.
+const (
+	BaseType TypeKind = iota + 1
+	DomainType
+	EnumType
+	ArrayType
+	RangeType
+	MultirangeType
+	CompositeType
+)
+
+// Type describes a column type as far as hashing needs it. Built-in types are
+// known by OID (BuiltinType); the others are described by whoever read the
+// server's catalogue.
+type Type struct {
+	OID  uint32
+	Name string // as format_type prints it; used in errors
+	Kind TypeKind
+	// Elem is the base type of a domain, the element of an array, the subtype of
+	// a range and the range of a multirange.
+	Elem *Type
+	// Fields are the attributes of a composite type.
+	Fields []*Type
+	// Extension names the extension that owns the type, if any.
+	Extension string
+}
+
+// Column is one column of a distribution key.
+type Column struct {
+	Name string
+	Type *Type
+	// Opclass is the hash operator class: "" or the type's default class
+	// (int4_ops), or a legacy one (cdbhash_int4_ops). Schema-less.
+	Opclass string
+	// Nondeterministic is set when the column's collation is nondeterministic.
+	Nondeterministic bool
+}
+
+// Policy is a table's distribution policy.
+type Policy struct {
+	Kind PolicyKind
+	// Columns is the key, in key order; empty unless Kind is Hash.
+	Columns []Column
+	// NumSegments is the number of segments the table is spread over.
+	NumSegments int
+}
