@@ -17,11 +17,12 @@ const (
 	EventPosition
 	// EventHold: a prepared transaction has been received whose outcome is still
 	// to come. The safe LSN must stay at or before LSN (the position before the
-	// PREPARE) until EventUnhold with the same Hold id: the server does not send
-	// a prepared transaction twice once its PREPARE is confirmed.
+	// PREPARE) until that transaction is applied or rolled back: the server does
+	// not send a prepared transaction again once its PREPARE is confirmed. The
+	// hold ends with an EventPart that names it in Hold (once that part is
+	// applied), or with EventUnhold.
 	EventHold
-	// EventUnhold: the prepared transaction Hold was committed (its EventPart
-	// comes right after this event) or rolled back.
+	// EventUnhold: the prepared transaction Hold was rolled back.
 	EventUnhold
 )
 
@@ -47,8 +48,15 @@ func (k EventKind) String() string {
 type Event struct {
 	Kind    EventKind
 	Content Content
-	LSN     LSN
-	Hold    SpoolID
-	Part    Part
-	Record  CommitRecord
+	// LSN is the event's place in the stream; for parts and records it repeats
+	// their EndLSN.
+	LSN LSN
+	// More says that another event with the same LSN follows (a transaction with
+	// several messages): LSN may be confirmed only after the last of them.
+	More bool
+	// Hold identifies a prepared transaction: set in EventHold and EventUnhold, and
+	// in the EventPart of a COMMIT PREPARED whose PREPARE was held.
+	Hold   SpoolID
+	Part   Part
+	Record CommitRecord
 }
