@@ -1,0 +1,217 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TB is what the helpers need of *testing.T and *testing.B.
+type TB interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Logf(format string, args ...any)
+	Cleanup(func())
+	Name() string
+}
+
+// testWait bounds a start or stop of servers in a test.
+const testWait = 2 * time.Minute
+
+// Shared keeps servers for the tests of one package. Each kind starts when
+// first asked for and ends with Main.
+type Shared struct {
+	// Options describe the servers; set it before Main.
+	Options Options
+
+	mu     sync.Mutex
+	lab    *Lab
+	server *Server
+	source *Source
+	target *TargetCluster
+	dbs    atomic.Int64
+}
+
+// Main runs the tests of m (a *testing.M), then stops the servers. It returns
+// the exit code for os.Exit.
+func (s *Shared) Main(m interface{ Run() int }) int {
+	code := m.Run()
+	ctx, cancel := context.WithTimeout(context.Background(), testWait)
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.source != nil {
+		s.source.closePools()
+	}
+	if s.target != nil {
+		s.target.closePools()
+	}
+	if s.lab != nil {
+		if err := s.lab.Close(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the tests' servers:", err)
+			return max(code, 1)
+		}
+	}
+	return code
+}
+
+// with runs f under the lock with the lab ready.
+func (s *Shared) with(t TB, f func(ctx context.Context, l *Lab) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testWait)
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if s.lab == nil {
+		s.lab, err = New(ctx, s.Options)
+	}
+	if err == nil {
+		err = f(ctx, s.lab)
+	}
+	if err != nil {
+		t.Fatalf("start the tests' servers: %v", err)
+	}
+}
+
+// Server returns the shared single server.
+func (s *Shared) Server(t TB) *Server {
+	t.Helper()
+	s.with(t, func(ctx context.Context, l *Lab) (err error) {
+		if s.server == nil {
+			s.server, err = l.StartServer(ctx, "server", nil)
+		}
+		return err
+	})
+	return s.server
+}
+
+// Source returns the shared source cluster.
+func (s *Shared) Source(t TB) *Source {
+	t.Helper()
+	s.with(t, func(ctx context.Context, l *Lab) (err error) {
+		if s.source == nil {
+			s.source, err = l.StartSource(ctx, s.Options.Segments)
+		}
+		return err
+	})
+	return s.source
+}
+
+// Target returns the shared target cluster.
+func (s *Shared) Target(t TB) *TargetCluster {
+	t.Helper()
+	s.with(t, func(ctx context.Context, l *Lab) (err error) {
+		if s.target == nil {
+			s.target, err = l.StartTarget(ctx, s.Options.Segments)
+		}
+		return err
+	})
+	return s.target
+}
+
+// Database makes an empty database on the shared single server for one test and
+// returns its connection string. The database, with slots and sessions in it,
+// is dropped when the test ends.
+func (s *Shared) Database(t TB) string {
+	t.Helper()
+	srv := s.Server(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testWait)
+	defer cancel()
+	name := fmt.Sprintf("t%d", s.dbs.Add(1))
+	if err := srv.Exec(ctx, "create database "+name); err != nil {
+		t.Fatalf("create a database: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testWait)
+		defer cancel()
+		if err := srv.DropDatabase(ctx, name); err != nil {
+			t.Logf("drop the test's database: %v", err)
+		}
+	})
+	return srv.DSNFor(name)
+}
+
+// ServerForTest starts a server for one test.
+func ServerForTest(t TB, o Options) *Server {
+	t.Helper()
+	return forTest(t, o, StartServer, (*Server).Stop)
+}
+
+// SourceForTest starts a source cluster for one test.
+func SourceForTest(t TB, o Options) *Source {
+	t.Helper()
+	return forTest(t, o, StartSource, (*Source).Stop)
+}
+
+// TargetForTest starts a target cluster for one test.
+func TargetForTest(t TB, o Options) *TargetCluster {
+	t.Helper()
+	return forTest(t, o, StartTarget, (*TargetCluster).Stop)
+}
+
+func forTest[T any](t TB, o Options, start func(context.Context, Options) (T, error), stop func(T, context.Context) error) T {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testWait)
+	defer cancel()
+	v, err := start(ctx, o)
+	if err != nil {
+		t.Fatalf("start the test's servers: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testWait)
+		defer cancel()
+		if err := stop(v, ctx); err != nil {
+			t.Logf("stop the test's servers: %v", err)
+		}
+	})
+	return v
+}
+
+// Exec runs statements (separated by semicolons) in the default database.
+func (s *Server) Exec(ctx context.Context, sql string) error {
+	c, err := pgx.Connect(ctx, s.DSN())
+	if err != nil {
+		return opErr("connect to server "+s.name, err)
+	}
+	defer c.Close(ctx)
+	_, err = c.PgConn().Exec(ctx, sql).ReadAll()
+	return opErr("run SQL on server "+s.name, err)
+}
+
+// DropDatabase drops a database together with its prepared transactions,
+// replication slots and sessions.
+func (s *Server) DropDatabase(ctx context.Context, name string) error {
+	c, err := pgx.Connect(ctx, s.DSNFor(name))
+	if err != nil {
+		return opErr("connect to server "+s.name, err)
+	}
+	defer c.Close(ctx)
+	rows, _ := c.Query(ctx, "select gid from pg_prepared_xacts where database = current_database()")
+	gids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return opErr("drop database "+name, err)
+	}
+	for _, g := range gids {
+		if _, err := c.Exec(ctx, "rollback prepared '"+strings.ReplaceAll(g, "'", "''")+"'"); err != nil {
+			return opErr("drop database "+name, err)
+		}
+	}
+	_, err = c.Exec(ctx, "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where database = $1 and active", name)
+	if err == nil {
+		_, err = c.Exec(ctx, "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = $1", name)
+	}
+	if err != nil {
+		return opErr("drop database "+name, err)
+	}
+	if err := c.Close(ctx); err != nil {
+		return opErr("drop database "+name, err)
+	}
+	return s.Exec(ctx, "drop database "+pgx.Identifier{name}.Sanitize()+" with (force)")
+}
