@@ -142,6 +142,17 @@ func (c *cursor) done(what string) error {
 	return nil
 }
 
+// end is done for messages that no protocol version has extended.
+func (c *cursor) end(what string) error {
+	if err := c.done(what); err != nil {
+		return err
+	}
+	if len(c.b) > 0 {
+		return fmt.Errorf("%w: %d bytes behind %s", ErrMalformed, len(c.b), what)
+	}
+	return nil
+}
+
 // Begin opens a transaction that is sent whole, at its commit.
 type Begin struct {
 	FinalLSN   dtx.LSN // start of the commit record
@@ -266,7 +277,10 @@ func ParseRollbackPrepared(body []byte) (RollbackPrepared, error) {
 	return m, c.done("Rollback Prepared")
 }
 
-// Message is a logical decoding message (pg_logical_emit_message).
+// Message is a logical decoding message (pg_logical_emit_message). Inside a
+// streamed block the server gives it the top-level transaction's id even when a
+// subtransaction wrote it, so a later rollback of that subtransaction cannot be
+// told from the stream.
 type Message struct {
 	Transactional bool
 	// LSN is the position behind the message's WAL record.

@@ -47,14 +47,22 @@ func ParseRelation(body []byte) (*Relation, error) {
 		r.Schema = "pg_catalog" // the protocol abbreviates it
 	}
 	n := int(c.u16())
-	if n*10 > len(c.b) { // a column takes at least 10 bytes
+	if c.bad || n*10 > len(c.b) { // a column takes at least 10 bytes
 		return nil, fmt.Errorf("%w: Relation is cut short", ErrMalformed)
+	}
+	switch r.Identity {
+	case IdentityDefault, IdentityNothing, IdentityFull, IdentityIndex:
+	default:
+		return nil, fmt.Errorf("%w: Relation with replica identity %q", ErrMalformed, byte(r.Identity))
 	}
 	r.Columns = make([]Column, 0, n)
 	for range n {
 		r.Columns = append(r.Columns, Column{c.u8()&1 != 0, c.cstr(), c.u32(), int32(c.u32())})
 	}
-	return r, c.done("Relation")
+	if err := c.end("Relation"); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // Column value kinds inside a tuple.
@@ -134,7 +142,8 @@ type Row struct {
 }
 
 // ParseRow decodes the body of I, U, D or T (without the transaction id of
-// streams).
+// streams). Bytes behind the row are an error: they mean that the message was
+// framed wrongly (a transaction id taken for a relation id, for one).
 func ParseRow(typ byte, body []byte) (Row, error) {
 	c := cursor{b: body}
 	r := Row{Type: typ}
@@ -150,14 +159,14 @@ func ParseRow(typ byte, body []byte) (Row, error) {
 		for i := range r.Truncated {
 			r.Truncated[i] = c.u32()
 		}
-		return r, c.done("Truncate")
+		return r, c.end("Truncate")
 	case TypeInsert:
 		r.RelationID = c.u32()
 		if k := c.u8(); k != 'N' && !c.bad {
 			return r, fmt.Errorf("%w: Insert with tuple kind %q", ErrMalformed, k)
 		}
 		r.New = c.tuple()
-		return r, c.done("Insert")
+		return r, c.end("Insert")
 	case TypeUpdate:
 		r.RelationID = c.u32()
 		k := c.u8()
@@ -170,7 +179,7 @@ func ParseRow(typ byte, body []byte) (Row, error) {
 			return r, fmt.Errorf("%w: Update with tuple kind %q", ErrMalformed, k)
 		}
 		r.New = c.tuple()
-		return r, c.done("Update")
+		return r, c.end("Update")
 	case TypeDelete:
 		r.RelationID = c.u32()
 		r.OldKind = c.u8()
@@ -178,7 +187,7 @@ func ParseRow(typ byte, body []byte) (Row, error) {
 			return r, fmt.Errorf("%w: Delete with tuple kind %q", ErrMalformed, r.OldKind)
 		}
 		r.Old = c.tuple()
-		return r, c.done("Delete")
+		return r, c.end("Delete")
 	}
 	return r, fmt.Errorf("%w: %q is not a row message", ErrMalformed, typ)
 }
