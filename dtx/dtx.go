@@ -181,7 +181,8 @@ type Batch struct {
 	// Positions holds the safe LSN of every stream that moves when this batch is
 	// applied, by content. A batch may hold positions only.
 	Positions []Position
-	// DedupAdd and DedupDrop change the dedup set. Both rise in GXID.
+	// DedupDrop and DedupAdd change the dedup set, in this order: an entry that
+	// is to be replaced stands in both. Both rise in GXID.
 	DedupAdd  []DedupEntry
 	DedupDrop []GXID
 	// Rows and Bytes sum the parts' estimates.

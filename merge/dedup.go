@@ -13,6 +13,13 @@ type dedupState struct {
 	// one-phase marker that has not been read.
 	pending int
 	marker  bool
+	// recordedMax is set while the target's entry has MaxLSN for the marker.
+	// When the coordinator's safe LSN passes the marker, the entry must be dropped
+	// or rewritten in the same batch: the marker will not be delivered again, and
+	// an entry that waits for it would stay for good. rest is the message that
+	// the rewritten entry still waits for.
+	recordedMax bool
+	rest        []dtx.Position
 }
 
 // awaitedMsg is a message of an applied dtx ahead of the safe LSN.
@@ -81,6 +88,11 @@ func (e *Engine) remember(en dtx.DedupEntry, d *txn) error {
 		if s == nil {
 			return fmt.Errorf("merge: the dedup entry of gxid %d names content %d, which the source does not have", en.GXID, p.Content)
 		}
+		if p.LSN == dtx.MaxLSN {
+			st.recordedMax = true
+		} else {
+			st.rest = append(st.rest, p)
+		}
 		switch {
 		case p.LSN != dtx.MaxLSN:
 			s.await(p.LSN, en.GXID)
@@ -94,5 +106,15 @@ func (e *Engine) remember(en dtx.DedupEntry, d *txn) error {
 	return nil
 }
 
-// restoreDedup takes an entry read from the target.
-func (e *Engine) restoreDedup(en dtx.DedupEntry) error { return e.remember(en, nil) }
+// restoreDedup takes an entry read from the target. The entry lists what was
+// pending when the dtx was applied; the recorded positions may have passed
+// some of it since.
+func (e *Engine) restoreDedup(en dtx.DedupEntry) error {
+	live := dtx.DedupEntry{GXID: en.GXID}
+	for _, p := range en.Pending {
+		if s := e.stream(p.Content); s == nil || p.LSN > s.safe {
+			live.Pending = append(live.Pending, p)
+		}
+	}
+	return e.remember(live, nil)
+}

@@ -25,6 +25,10 @@ type outstanding struct {
 	batch   dtx.Batch
 	reach   []reached // by stream
 	popped  [][]awaitedMsg
+	// added and dropped are the batch's dedup changes without rewritten entries.
+	added     []dtx.DedupEntry
+	dropped   []dtx.GXID
+	rewritten []dtx.GXID
 }
 
 type reached struct {
@@ -261,16 +265,24 @@ func (e *Engine) finish(o *outstanding) {
 		for _, m := range o.popped[i] {
 			dd := e.dedup[m.gxid]
 			if dd.pending--; dd.pending == 0 {
-				b.DedupDrop = append(b.DedupDrop, m.gxid)
+				o.dropped = append(o.dropped, m.gxid)
 			}
 		}
 	}
+	for _, m := range o.popped[0] {
+		if dd := e.dedup[m.gxid]; dd.recordedMax && dd.pending > 0 {
+			o.rewritten = append(o.rewritten, m.gxid)
+			b.DedupAdd = append(b.DedupAdd, dtx.DedupEntry{GXID: m.gxid, Pending: dd.rest})
+		}
+	}
+	b.DedupDrop = append(slices.Clone(o.dropped), o.rewritten...)
 	for _, d := range o.members {
 		b.GXIDs = append(b.GXIDs, d.gxid)
 		if p := e.pendingMessages(d, safe); len(p) > 0 {
-			b.DedupAdd = append(b.DedupAdd, dtx.DedupEntry{GXID: d.gxid, Pending: p})
+			o.added = append(o.added, dtx.DedupEntry{GXID: d.gxid, Pending: p})
 		}
 	}
+	b.DedupAdd = append(b.DedupAdd, o.added...)
 	slices.Sort(b.DedupDrop)
 	slices.SortFunc(b.DedupAdd, func(x, y dtx.DedupEntry) int {
 		if x.GXID < y.GXID {
@@ -307,10 +319,13 @@ func (e *Engine) Applied() []dtx.Part {
 			e.n.Bytes -= p.Bytes
 		}
 	}
-	for _, g := range o.batch.DedupDrop {
+	for _, g := range o.dropped {
 		delete(e.dedup, g)
 	}
-	for _, en := range o.batch.DedupAdd {
+	for _, g := range o.rewritten {
+		e.dedup[g].recordedMax = false
+	}
+	for _, en := range o.added {
 		if err := e.remember(en, byGXID[en.GXID]); err != nil {
 			panic("merge: broken invariant: " + err.Error())
 		}

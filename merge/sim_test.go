@@ -277,17 +277,17 @@ func (t *simTarget) apply(b *dtx.Batch) error {
 		}
 		t.positions[p.Content] = p.LSN
 	}
-	for _, d := range b.DedupAdd {
-		if _, ok := t.dedup[d.GXID]; ok {
-			return fmt.Errorf("gxid %d added to the dedup set twice", d.GXID)
-		}
-		t.dedup[d.GXID] = d
-	}
 	for _, g := range b.DedupDrop {
 		if _, ok := t.dedup[g]; !ok {
 			return fmt.Errorf("gxid %d dropped from the dedup set without being there", g)
 		}
 		delete(t.dedup, g)
+	}
+	for _, d := range b.DedupAdd {
+		if _, ok := t.dedup[d.GXID]; ok {
+			return fmt.Errorf("gxid %d added to the dedup set twice", d.GXID)
+		}
+		t.dedup[d.GXID] = d
 	}
 	if !t.h.trunc {
 		sum := 0
