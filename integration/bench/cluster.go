@@ -1,0 +1,439 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"cbrepl/dtx"
+	"cbrepl/lab"
+	"cbrepl/router"
+)
+
+const (
+	slot       = "cbrepl_bench"
+	decodeSlot = "bench_decode"
+	columns    = "id bigint primary key, grp integer, filler text, at timestamptz"
+	int8OID    = 20
+)
+
+// bench holds the clusters: a source and a target for cbrepl, and two single
+// servers for built-in replication of the same rows.
+type bench struct {
+	o                options
+	lab              *lab.Lab
+	src              *lab.Source
+	dst              *lab.TargetCluster
+	pub, sub         *lab.Server
+	dir, conf        string
+	addr             string
+	bySegment, shard [][]int64 // ids by placement
+}
+
+func newBench(ctx context.Context, o options) (b *bench, err error) {
+	b = &bench{o: o}
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	if b.lab, err = lab.New(ctx, lab.Options{Settings: map[string]string{"max_wal_size": "4GB", "shared_buffers": "256MB"}}); err != nil {
+		return b, err
+	}
+	if b.src, err = b.lab.StartSource(ctx, 3); err != nil {
+		return b, err
+	}
+	if b.dst, err = b.lab.StartTarget(ctx, 2); err != nil {
+		return b, err
+	}
+	if b.pub, err = b.lab.StartServer(ctx, "publisher", nil); err != nil {
+		return b, err
+	}
+	if b.sub, err = b.lab.StartServer(ctx, "subscriber", nil); err != nil {
+		return b, err
+	}
+	t := lab.Table{Name: "bench", Columns: columns, Key: []string{"id"}}
+	if err := b.src.CreateTable(ctx, t); err != nil {
+		return b, err
+	}
+	if err := b.dst.CreateTable(ctx, t); err != nil {
+		return b, err
+	}
+	for _, s := range []*lab.Server{b.pub, b.sub} {
+		if err := s.Exec(ctx, "CREATE TABLE bench ("+columns+")"); err != nil {
+			return b, err
+		}
+	}
+	if err := b.pub.Exec(ctx, "CREATE PUBLICATION bench FOR TABLE bench"); err != nil {
+		return b, err
+	}
+	err = b.sub.Exec(ctx, fmt.Sprintf("CREATE SUBSCRIPTION bench CONNECTION '%s' PUBLICATION bench WITH (copy_data = false, enabled = false, create_slot = false, slot_name = 'bench')", b.pub.DSN()))
+	if err != nil {
+		return b, err
+	}
+	if err := b.pub.Exec(ctx, "SELECT pg_create_logical_replication_slot('bench', 'pgoutput')"); err != nil {
+		return b, err
+	}
+	for _, s := range []string{slot, decodeSlot} {
+		if err := b.src.CreateSlots(ctx, s, false); err != nil {
+			return b, err
+		}
+	}
+	if err := b.place(); err != nil {
+		return b, err
+	}
+	return b, b.configure(ctx)
+}
+
+func (b *bench) close() {
+	if b.lab != nil {
+		if err := b.lab.Close(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: clean up:", err)
+		}
+	}
+	if b.dir != "" {
+		os.RemoveAll(b.dir)
+	}
+}
+
+// place computes where every id lives on both clusters.
+func (b *bench) place() error {
+	split := func(n int) ([][]int64, error) {
+		typ, ok := router.BuiltinType(int8OID)
+		if !ok {
+			return nil, fmt.Errorf("the router does not know bigint")
+		}
+		r, err := router.New(router.Policy{Kind: router.Hash, NumSegments: n, Columns: []router.Column{{Name: "id", Type: typ}}})
+		if err != nil {
+			return nil, err
+		}
+		out := make([][]int64, n)
+		for id := range int64(b.o.rows) {
+			c, err := r.Segment([][]byte{strconv.AppendInt(nil, id, 10)})
+			if err != nil {
+				return nil, err
+			}
+			out[c] = append(out[c], id)
+		}
+		return out, nil
+	}
+	var err error
+	if b.bySegment, err = split(3); err != nil {
+		return err
+	}
+	b.shard, err = split(2)
+	return err
+}
+
+// configure writes the subscription file and prepares the target.
+func (b *bench) configure(ctx context.Context) error {
+	var err error
+	if b.dir, err = os.MkdirTemp("", "cbrepl-bench-"); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	b.addr = l.Addr().String()
+	if err := l.Close(); err != nil {
+		return err
+	}
+	var y strings.Builder
+	nodes := func(key string, dsns []string) {
+		fmt.Fprintf(&y, "  %s:\n", key)
+		for i, d := range dsns {
+			fmt.Fprintf(&y, "    - {content: %d, dsn: %q}\n", i, d)
+		}
+	}
+	fmt.Fprintf(&y, "subscription: bench\nsource:\n  coordinator: {dsn: %q}\n  slot: %s\n  publication: %s\n", b.src.DSN(), slot, b.src.Publication())
+	nodes("segments", b.src.SegmentDSNs())
+	fmt.Fprintf(&y, "target:\n  kind: shards\n  coordinator: {dsn: %q}\n", b.dst.DSN())
+	nodes("shards", b.dst.SegmentDSNs())
+	fmt.Fprintf(&y, "spool: {dir: %q}\nhttp: {listen: %q}\nlog: {level: warn}\n", filepath.Join(b.dir, "spool"), b.addr)
+	b.conf = filepath.Join(b.dir, "subscription.yaml")
+	if err := os.WriteFile(b.conf, []byte(y.String()), 0o600); err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, b.o.binary, "target", "prepare", "-c", b.conf).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("cbrepl target prepare: %w: %s", err, out)
+	}
+	return nil
+}
+
+// chunk is the number of rows of one source transaction on one segment.
+const chunk = 5000
+
+// row makes the row of an id; updates change gen.
+func row(id int64, gen int) []any {
+	return []any{id, int32(id % 97), fmt.Sprintf("%0100d", id*31+int64(gen)), time.Unix(1700000000+id, 0)}
+}
+
+// loadInserts writes the rows to the source by distributed transactions over
+// all segments, and to the publisher.
+func (b *bench) loadInserts(ctx context.Context) error {
+	cols := []string{"id", "grp", "filler", "at"}
+	copyIDs := func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+		_, err := conn.CopyFrom(ctx, pgx.Identifier{"bench"}, cols, pgx.CopyFromSlice(len(ids), func(i int) ([]any, error) {
+			return row(ids[i], 0), nil
+		}))
+		return err
+	}
+	err := b.perChunk(ctx, b.o.rows, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+		return copyIDs(ctx, conn, ids)
+	})
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, b.pub.DSN())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	for id := 0; id < b.o.rows; id += 3 * chunk {
+		var ids []int64
+		for i := id; i < min(id+3*chunk, b.o.rows); i++ {
+			ids = append(ids, int64(i))
+		}
+		if err := copyIDs(ctx, conn, ids); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perChunk runs f over the ids below limit, as distributed transactions of one
+// chunk per segment.
+func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context, *pgx.Conn, []int64) error) error {
+	for from := 0; ; from += chunk {
+		any := false
+		err := b.src.Do(ctx, func(tx *lab.Tx) error {
+			for c, ids := range b.bySegment {
+				var part []int64
+				for i := from; i < min(from+chunk, len(ids)) && ids[i] < int64(limit); i++ {
+					part = append(part, ids[i])
+				}
+				if len(part) == 0 {
+					continue
+				}
+				any = true
+				conn, err := tx.Conn(ctx, dtx.Content(c))
+				if err != nil {
+					return err
+				}
+				if err := f(ctx, conn, part); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if !any {
+			return nil
+		}
+	}
+}
+
+func (b *bench) loadUpdates(ctx context.Context) error {
+	const q = "UPDATE bench SET grp = grp + 1, filler = left(filler, 99) || $1 WHERE id = ANY($2)"
+	for gen := range 10 {
+		err := b.perChunk(ctx, b.o.updates, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+			_, err := conn.Exec(ctx, q, strconv.Itoa(gen), ids)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := b.pub.Exec(ctx, fmt.Sprintf("UPDATE bench SET grp = grp + 1, filler = left(filler, 99) || '%d' WHERE id < %d", gen, b.o.updates)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) loadDeletes(ctx context.Context) error {
+	err := b.perChunk(ctx, b.o.updates, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+		_, err := conn.Exec(ctx, "DELETE FROM bench WHERE id = ANY($1)", ids)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return b.pub.Exec(ctx, fmt.Sprintf("DELETE FROM bench WHERE id < %d", b.o.updates))
+}
+
+// decodeOnly lets three pg_recvlogical read the segments' slots side by side.
+func (b *bench) decodeOnly(ctx context.Context) (figure, error) {
+	ends := make([]string, 3)
+	for c := range ends {
+		conn, err := pgx.Connect(ctx, b.src.SegmentDSNs()[c])
+		if err != nil {
+			return figure{}, err
+		}
+		err = conn.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&ends[c])
+		_ = conn.Close(ctx)
+		if err != nil {
+			return figure{}, err
+		}
+	}
+	start := time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	for c, dsn := range b.src.SegmentDSNs() {
+		g.Go(func() error {
+			out, err := exec.CommandContext(gctx, filepath.Join(b.lab.BinDir(), "pg_recvlogical"), "-d", dsn, "-S", decodeSlot,
+				"--start", "-f", "/dev/null", "--endpos", ends[c], "--no-loop", "-o", "proto_version=2", "-o", "streaming=on",
+				"-o", "messages=true", "-o", "publication_names="+b.src.Publication()).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	return figure{rows: int64(b.o.rows), elapsed: time.Since(start)}, err
+}
+
+// catchUp runs the daemon from its start until it has applied n changes.
+func (b *bench) catchUp(ctx context.Context, n int64) (f figure, err error) {
+	cmd := exec.Command(b.o.binary, "run", "-c", b.conf)
+	cmd.Stderr = os.Stderr
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return f, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	defer func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if e := <-done; err == nil && e != nil {
+			err = e
+		}
+	}()
+	senders := newCPUWatch(ctx, b.src)
+	f.rows = n
+	for {
+		select {
+		case e := <-done:
+			done <- nil
+			return f, fmt.Errorf("the daemon ended: %w", e)
+		case <-ctx.Done():
+			return f, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+		senders.sample()
+		rows, err := b.appliedRows()
+		if err != nil {
+			continue // not up yet
+		}
+		if rows >= n {
+			f.elapsed = time.Since(start)
+			break
+		}
+	}
+	senders.sample()
+	f.walsenders = senders.total()
+	if f.cpu, err = cpuTime(cmd.Process.Pid); err != nil {
+		return f, err
+	}
+	f.peakRSS, err = peakRSS(cmd.Process.Pid)
+	return f, err
+}
+
+func (b *bench) appliedRows() (int64, error) {
+	resp, err := http.Get("http://" + b.addr + "/status")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var r struct {
+		Applied struct {
+			Rows int64 `json:"rows"`
+		} `json:"applied"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&r)
+	return r.Applied.Rows, err
+}
+
+// builtin lets the subscriber catch up; it has when the publisher's slot has
+// confirmed everything.
+func (b *bench) builtin(ctx context.Context, n int64) (figure, error) {
+	conn, err := pgx.Connect(ctx, b.pub.DSN())
+	if err != nil {
+		return figure{}, err
+	}
+	defer conn.Close(context.Background())
+	var end string
+	if err := conn.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&end); err != nil {
+		return figure{}, err
+	}
+	start := time.Now()
+	if err := b.sub.Exec(ctx, "ALTER SUBSCRIPTION bench ENABLE"); err != nil {
+		return figure{}, err
+	}
+	for caught := false; !caught; {
+		select {
+		case <-ctx.Done():
+			return figure{}, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+		err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(replay_lsn >= $1::pg_lsn), false) FROM pg_stat_replication", end).Scan(&caught)
+		if err != nil {
+			return figure{}, err
+		}
+	}
+	f := figure{rows: n, elapsed: time.Since(start)}
+	return f, b.sub.Exec(ctx, "ALTER SUBSCRIPTION bench DISABLE")
+}
+
+// plainCopy copies the same rows straight into an equal table on the shards.
+func (b *bench) plainCopy(ctx context.Context) (figure, error) {
+	bodies := make([]string, len(b.shard))
+	for s, ids := range b.shard {
+		var y strings.Builder
+		for _, id := range ids {
+			r := row(id, 0)
+			fmt.Fprintf(&y, "%d\t%d\t%s\t%s\n", r[0], r[1], r[2], r[3].(time.Time).UTC().Format("2006-01-02 15:04:05+00"))
+		}
+		bodies[s] = y.String()
+	}
+	var mu sync.Mutex
+	var f figure
+	g, gctx := errgroup.WithContext(ctx)
+	start := time.Now()
+	for s, dsn := range b.dst.SegmentDSNs() {
+		g.Go(func() error {
+			conn, err := pgx.Connect(gctx, dsn)
+			if err != nil {
+				return err
+			}
+			defer conn.Close(context.Background())
+			if _, err := conn.Exec(gctx, "CREATE TABLE bench_copy ("+columns+")"); err != nil {
+				return err
+			}
+			tag, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY bench_copy FROM STDIN")
+			mu.Lock()
+			f.rows += tag.RowsAffected()
+			mu.Unlock()
+			return err
+		})
+	}
+	err := g.Wait()
+	f.elapsed = time.Since(start)
+	return f, err
+}
