@@ -37,10 +37,13 @@ type Type struct {
 	// Elem is the base type of a domain, the element of an array, the subtype of
 	// a range and the range of a multirange.
 	Elem *Type
-	// Fields are the attributes of a composite type.
+	// Fields are the attributes of a composite type, dropped ones left out.
 	Fields []*Type
 	// Extension names the extension that owns the type, if any.
 	Extension string
+	// Nondeterministic is set where the type stands with a nondeterministic
+	// collation of its own: a range type's, or an attribute's of a composite type.
+	Nondeterministic bool
 }
 
 // Column is one column of a distribution key.
@@ -59,6 +62,10 @@ type Policy struct {
 	Kind PolicyKind
 	// Columns is the key, in key order; empty unless Kind is Hash.
 	Columns []Column
-	// NumSegments is the number of segments the table is spread over.
+	// NumSegments is the number of segments the table is spread over, 1 to
+	// MaxSegments. It may be smaller than the cluster (a partly expanded table).
 	NumSegments int
+	// AssumeUTC accepts timestamptz and timetz values without an offset as UTC.
+	// A server always prints the offset; text typed by a person may lack it.
+	AssumeUTC bool
 }
