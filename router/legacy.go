@@ -1,6 +1,9 @@
 package router
 
-import "math"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // legacyHash adds a value's text to the FNV-1 hash h of a legacy-family row, as
 // the cdblegacyhash functions of Greenplum's cdblegacyhash.c do. They hash the
@@ -308,7 +311,7 @@ func (n *node) image(v []byte, s *scratch) (err error) {
 		s.u32(0)
 		var bits int
 		bits, err = s.bits(v)
-		putUint32(s.buf[mark+4:], uint32(bits))
+		binary.LittleEndian.PutUint32(s.buf[mark+4:], uint32(bits))
 	case opLSN:
 		var x uint64
 		x, err = parseLSN(v)
@@ -323,13 +326,10 @@ func (n *node) image(v []byte, s *scratch) (err error) {
 		s.u64(uint64(x))
 	}
 	if n.base.size < 0 {
-		putUint32(s.buf[mark:], uint32(len(s.buf)-mark)<<2) // SET_VARSIZE
+		// Unlike PostgreSQL, the Greenplum family keeps lengths in network byte order.
+		binary.BigEndian.PutUint32(s.buf[mark:], uint32(len(s.buf)-mark))
 	}
 	return err
-}
-
-func putUint32(b []byte, x uint32) {
-	b[0], b[1], b[2], b[3] = byte(x), byte(x>>8), byte(x>>16), byte(x>>24)
 }
 
 // numericImage pushes a numeric's header and digits (utils/adt/numeric.c): the
