@@ -4,36 +4,75 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/dtx"
 )
 
-// nodes is a coordinator and its segments.
+// sessions bounds the open sessions on each node, and so the transactions of a
+// Source that may be open at once. The coordinator gets twice as many: a
+// transaction that writes there holds one session while another writes its
+// commit record.
+const sessions = 64
+
+// nodes is a coordinator and its segments, with sessions on them and what is
+// known of the tables.
 type nodes struct {
 	lab         *Lab
 	coordinator *Server
 	segments    []*Server
+	publication string // empty on a target
+	viaRoot     bool
+
+	mu     sync.Mutex
+	pools  map[dtx.Content]*pool
+	tables map[string]*tableInfo
+	rnd    *rand.Rand
 }
 
 // startNodes starts a coordinator and n segments named after the prefix.
-func (l *Lab) startNodes(ctx context.Context, prefix string, n int, settings map[string]string) (nodes, error) {
-	c := nodes{lab: l, segments: make([]*Server, n)}
+func (l *Lab) startNodes(ctx context.Context, prefix string, n int) (*nodes, error) {
+	c := l.newNodes(n)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
 	g.Go(func() (err error) {
-		c.coordinator, err = l.StartServer(gctx, prefix+"coordinator", settings)
+		c.coordinator, err = l.StartServer(gctx, prefix+"coordinator", nil)
 		return err
 	})
 	for i := range n {
 		g.Go(func() (err error) {
-			c.segments[i], err = l.StartServer(gctx, fmt.Sprintf("%s%d", prefix, i), settings)
+			c.segments[i], err = l.StartServer(gctx, fmt.Sprintf("%s%d", prefix, i), nil)
 			return err
 		})
 	}
-	return c, g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return c, c.coordinator.Exec(ctx, policySchema)
 }
+
+func (l *Lab) newNodes(n int) *nodes {
+	return &nodes{
+		lab: l, segments: make([]*Server, n),
+		pools:  map[dtx.Content]*pool{},
+		tables: map[string]*tableInfo{},
+		rnd:    rand.New(rand.NewPCG(l.opts.Seed, uint64(n))),
+	}
+}
+
+// policySchema is the layout of docs/architecture.md, "Policies on servers
+// without gp_distribution_policy".
+const policySchema = `
+create schema if not exists cbrepl;
+create table if not exists cbrepl.distribution_policy (
+  schema_name text, table_name text,
+  kind text not null check (kind in ('hash', 'random', 'replicated')),
+  columns text[] not null default '{}', opclasses text[] not null default '{}',
+  numsegments int not null check (numsegments > 0),
+  primary key (schema_name, table_name))`
 
 // Segments is the number of segments.
 func (c *nodes) Segments() int { return len(c.segments) }
@@ -53,10 +92,13 @@ func (c *nodes) Nodes() []*Server {
 
 // Contents lists all contents, the coordinator first.
 func (c *nodes) Contents() []dtx.Content {
-	out := make([]dtx.Content, 0, len(c.segments)+1)
-	out = append(out, dtx.Coordinator)
-	for i := range c.segments {
-		out = append(out, dtx.Content(i))
+	return append([]dtx.Content{dtx.Coordinator}, c.segmentContents()...)
+}
+
+func (c *nodes) segmentContents() []dtx.Content {
+	out := make([]dtx.Content, len(c.segments))
+	for i := range out {
+		out[i] = dtx.Content(i)
 	}
 	return out
 }
@@ -73,53 +115,37 @@ func (c *nodes) SegmentDSNs() []string {
 	return out
 }
 
-// Source is a source cluster: a coordinator and N segments, a distribution
-// policy table on the coordinator and a publication on every node.
-type Source struct {
-	nodes
+// LockTimeout bounds the wait for a row lock in a transaction of the
+// dispatcher. It breaks deadlocks over several segments, which no single server
+// sees; the transaction fails with a retryable error (see Retryable).
+const LockTimeout = "3s"
+
+// Exec runs a statement on one node outside any distributed transaction. A
+// change that it makes to a published table of a source is a local change.
+func (c *nodes) Exec(ctx context.Context, content dtx.Content, sql string, args ...any) error {
+	return c.exec(ctx, content, sql, args...)
 }
 
-// TargetCluster is a target of M shards with its own coordinator.
+// ExecAll runs statements on every node.
+func (c *nodes) ExecAll(ctx context.Context, sql string) error {
+	return all(c.Nodes(), func(s *Server) error { return s.Exec(ctx, sql) })
+}
+
+// stop ends every server of the cluster for good and removes their data.
+func (c *nodes) stop(ctx context.Context) error {
+	c.closePools()
+	return all(c.Nodes(), func(n *Server) error { return n.Stop(ctx) })
+}
+
+// TargetCluster is a target of M shards with its own coordinator, which keeps
+// the distribution policies.
 type TargetCluster struct {
-	nodes
-}
-
-// StartSource starts a source cluster in a lab of its own; Stop ends both.
-func StartSource(ctx context.Context, o Options) (*Source, error) {
-	l, err := New(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	s, err := l.StartSource(ctx, o.Segments)
-	if err != nil {
-		return nil, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
-	}
-	return s, nil
+	*nodes
 }
 
 // StartTarget starts a target cluster in a lab of its own; Stop ends both.
 func StartTarget(ctx context.Context, o Options) (*TargetCluster, error) {
-	l, err := New(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	t, err := l.StartTarget(ctx, o.Segments)
-	if err != nil {
-		return nil, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
-	}
-	return t, nil
-}
-
-// StartSource starts a source cluster of n segments (0: 3) in the lab.
-func (l *Lab) StartSource(ctx context.Context, n int) (*Source, error) {
-	if n == 0 {
-		n = 3
-	}
-	c, err := l.startNodes(ctx, "source", n, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &Source{nodes: c}, nil
+	return inNewLab(ctx, o, func(l *Lab) (*TargetCluster, error) { return l.StartTarget(ctx, o.Segments) })
 }
 
 // StartTarget starts a target cluster of m shards (0: 2) in the lab.
@@ -127,7 +153,7 @@ func (l *Lab) StartTarget(ctx context.Context, m int) (*TargetCluster, error) {
 	if m == 0 {
 		m = 2
 	}
-	c, err := l.startNodes(ctx, "target", m, nil)
+	c, err := l.startNodes(ctx, "target", m)
 	if err != nil {
 		return nil, err
 	}
@@ -135,13 +161,18 @@ func (l *Lab) StartTarget(ctx context.Context, m int) (*TargetCluster, error) {
 }
 
 // Stop ends every server of the cluster for good and removes their data.
-func (s *Source) Stop(ctx context.Context) error {
-	return all(s.Nodes(), func(n *Server) error { return n.Stop(ctx) })
-}
+func (t *TargetCluster) Stop(ctx context.Context) error { return t.stop(ctx) }
 
-// Stop ends every server of the cluster for good and removes their data.
-func (t *TargetCluster) Stop(ctx context.Context) error {
-	return all(t.Nodes(), func(n *Server) error { return n.Stop(ctx) })
+// inNewLab runs start in a new lab, which ends when start fails.
+func inNewLab[T any](ctx context.Context, o Options, start func(*Lab) (T, error)) (T, error) {
+	l, err := New(ctx, o)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	v, err := start(l)
+	if err != nil {
+		return v, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
+	}
+	return v, nil
 }
-
-func (c *nodes) closePools() {}

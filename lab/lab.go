@@ -35,6 +35,19 @@ type Options struct {
 	Publication string
 	// ViaPartitionRoot sets the publication's publish_via_partition_root.
 	ViaPartitionRoot bool
+	// GIDCarrier names the parts of two-phase transactions by their gid alone, for
+	// slots with two_phase; else a message in the transaction names them.
+	GIDCarrier bool
+	// TimestampGIDs makes gids "<timestamp>-<gxid>" instead of "<gxid>".
+	TimestampGIDs bool
+	// PlainRecords makes commit records non-transactional messages. A server
+	// crash at the moment of such a record may leave it without its decision.
+	PlainRecords bool
+	// FirstGXID is the first distributed transaction id; 0 means 1.
+	FirstGXID dtx.GXID
+	// Seed makes the choices of the dispatcher (placement of random tables, order
+	// of COMMIT PREPARED, delay of markers) repeatable.
+	Seed uint64
 	// Logger gets one line per start and stop; nil means none.
 	Logger *slog.Logger
 }
@@ -46,6 +59,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Publication == "" {
 		o.Publication = "cbrepl_pub"
+	}
+	if o.FirstGXID == 0 {
+		o.FirstGXID = 1
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -78,12 +94,13 @@ const lockName = "lock"
 // Lab owns a directory and the servers in it. Clusters of one Lab share one
 // initdb run. Its methods may be called by several goroutines.
 type Lab struct {
-	opts   Options
-	bin    string
-	acct   account
-	dir    string
-	lock   *os.File
-	detach bool // servers outlive the process ("lab up")
+	opts    Options
+	bin     string
+	acct    account
+	dir     string
+	lock    *os.File
+	detach  bool // servers outlive the process ("lab up")
+	started time.Time
 
 	template func() (string, error) // runs initdb once
 
@@ -123,7 +140,7 @@ func newLab(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{opts: o, bin: bin, acct: acct}
+	l := &Lab{opts: o, bin: bin, acct: acct, started: time.Now()}
 	tctx := context.WithoutCancel(ctx) // the result is shared by later callers
 	l.template = sync.OnceValues(func() (string, error) {
 		ctx, cancel := context.WithTimeout(tctx, 2*time.Minute)
@@ -322,3 +339,6 @@ func opErr(op string, err error) error {
 	}
 	return &dtx.Error{Op: op, Err: err, Class: dtx.ClassStop}
 }
+
+// quote makes an SQL string literal.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -70,8 +70,9 @@ type Server struct {
 
 	ops sync.Mutex // held while starting or stopping
 
-	mu   sync.Mutex
-	proc *process // nil when not running
+	mu     sync.Mutex
+	proc   *process // nil when not running
+	starts int      // number of starts: sessions of an earlier one are dead
 }
 
 // process is a started server process.
@@ -136,7 +137,7 @@ func (s *Server) configure(settings map[string]string) error {
 	var b strings.Builder
 	b.WriteString("\n# lab\n")
 	for _, k := range slices.Sorted(maps.Keys(all)) {
-		fmt.Fprintf(&b, "%s = '%s'\n", k, strings.ReplaceAll(all[k], "'", "''"))
+		fmt.Fprintf(&b, "%s = %s\n", k, quote(all[k]))
 	}
 	f, err := os.OpenFile(filepath.Join(s.dataDir(), "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -183,6 +184,13 @@ func (s *Server) running() *process {
 	return p
 }
 
+// lives is the number of starts.
+func (s *Server) lives() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.starts
+}
+
 // ended reports whether a process is gone.
 func (s *Server) ended(p *process) bool {
 	if p.done == nil {
@@ -215,6 +223,7 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.proc = p
+	s.starts++
 	s.mu.Unlock()
 	for {
 		if err = s.answers(ctx); err == nil {

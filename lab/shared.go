@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -199,7 +198,7 @@ func (s *Server) DropDatabase(ctx context.Context, name string) error {
 		return opErr("drop database "+name, err)
 	}
 	for _, g := range gids {
-		if _, err := c.Exec(ctx, "rollback prepared '"+strings.ReplaceAll(g, "'", "''")+"'"); err != nil {
+		if _, err := c.Exec(ctx, "rollback prepared "+quote(g)); err != nil {
 			return opErr("drop database "+name, err)
 		}
 	}
