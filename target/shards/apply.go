@@ -1,0 +1,314 @@
+package shards
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/dtx"
+	"cbrepl/target"
+)
+
+const (
+	opApply  = "apply batch"
+	opCommit = "commit batch"
+)
+
+// phase is how far a batch has come on a shard.
+type phase uint8
+
+const (
+	idle      phase = iota
+	begun           // a transaction is open
+	preparing       // PREPARE TRANSACTION was sent, its outcome is not known
+	prepared
+)
+
+// errNotOpen is what a call between a failure and the next Open gets.
+func errNotOpen(op string) error {
+	return retry(op, "", "the target is not open; Open comes first")
+}
+
+// Apply applies b: see the package comment for the steps. After an error the
+// target is closed for batches until Open.
+func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (target.Result, error) {
+	if !t.open {
+		return target.Result{}, errNotOpen(opApply)
+	}
+	if err := t.checkBatch(b); err != nil {
+		return target.Result{}, err
+	}
+	t.tried = batchID{t.epoch, b.Seq}
+	res, err := t.apply(ctx, b, rows)
+	if err != nil {
+		t.open = false
+		return target.Result{}, err
+	}
+	t.known = t.tried
+	return res, nil
+}
+
+// checkBatch refuses a batch that does not follow from what is recorded.
+func (t *Target) checkBatch(b *dtx.Batch) error {
+	const hint = "This is a fault of cbrepl; nothing is applied"
+	if !t.initialized {
+		return stop(opApply, hint, "batch %d of a subscription without first positions", b.Seq)
+	}
+	if b.Seq != t.batch+1 {
+		return stop(opApply, hint, "batch %d does not follow batch %d", b.Seq, t.batch)
+	}
+	for _, p := range b.Positions {
+		at, ok := t.positions[p.Content]
+		if !ok {
+			return stop(opApply, hint, "batch %d moves a stream of content %d, which the subscription does not have", b.Seq, p.Content)
+		}
+		if p.LSN < at {
+			return stop(opApply, hint, "batch %d moves content %d back from %s to %s", b.Seq, p.Content, at, p.LSN)
+		}
+	}
+	return nil
+}
+
+func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (res target.Result, err error) {
+	if err := t.point("before_begin"); err != nil {
+		return res, err
+	}
+	if len(b.Steps) > 0 {
+		if res, err = t.engine.Apply(ctx, b, rows, t.backend); err != nil {
+			t.abandon(ctx)
+			return res, err
+		}
+	}
+	var touched []*node
+	for _, n := range t.shards {
+		if n.phase == begun {
+			touched = append(touched, n)
+		}
+	}
+	if err := t.prepare(ctx, touched); err != nil {
+		t.abandon(ctx)
+		return res, err
+	}
+	if err := t.decide(ctx, b, touched); err != nil {
+		return res, err
+	}
+	t.recordDecision(b, touched)
+	if err := t.point("after_decide"); err != nil {
+		return res, err
+	}
+	if err := t.commit(ctx, b.Seq, touched); err != nil {
+		return res, err
+	}
+	if err := t.point("after_commit"); err != nil {
+		return res, err
+	}
+	t.count(func(s *Stats) {
+		s.Batches++
+		if len(touched) == 0 {
+			s.PositionBatches++
+		}
+	})
+	return res, nil
+}
+
+// recordDecision follows in memory what the decision has recorded.
+func (t *Target) recordDecision(b *dtx.Batch, touched []*node) {
+	t.batch = b.Seq
+	for _, p := range b.Positions {
+		t.positions[p.Content] = p.LSN
+	}
+	for _, n := range touched {
+		t.shardBatches[n.index] = b.Seq
+	}
+	t.count(func(s *Stats) { s.Batch = b.Seq })
+}
+
+// begin opens the batch's transaction on a shard, unless it is open. Raising the
+// batch number checks the epoch and locks the row that a newer daemon must
+// change first: from here to the end of the transaction there is no newer one.
+func (t *Target) begin(ctx context.Context, n *node) error {
+	if n.phase == begun {
+		return nil
+	}
+	if n.conn == nil || n.phase != idle {
+		return errNotOpen(opApply)
+	}
+	n.phase = begun
+	sql := make([]byte, 0, 192)
+	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
+	sql = strconv.AppendUint(sql, t.tried.batch, 10)
+	sql = append(sql, " WHERE subscription = "...)
+	sql = append(sql, quoteLiteral(t.opts.Subscription)...)
+	sql = append(sql, " AND epoch = "...)
+	sql = strconv.AppendUint(sql, t.epoch, 10)
+	results, err := n.conn.Exec(ctx, string(sql)).ReadAll()
+	if err != nil {
+		return fail(opApply, n.String(), err)
+	}
+	if len(results) != 2 || results[1].CommandTag.RowsAffected() != 1 {
+		return t.fenced(opApply, n)
+	}
+	return nil
+}
+
+// fenced is the end of a daemon that has been replaced. The class is retry: the
+// next Open tells whether the other daemon is still there.
+func (t *Target) fenced(op string, n *node) error {
+	return retry(op, "Only one daemon may run a subscription",
+		"epoch %d of subscription %s is over: another daemon has raised it on the %s; nothing is written", t.epoch, t.opts.Subscription, n)
+}
+
+// prepare makes the batch durable on the touched shards without committing it.
+// All statements are sent before the first answer is read.
+func (t *Target) prepare(ctx context.Context, touched []*node) error {
+	if err := t.point("before_prepare"); err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range touched {
+		if err := t.point("between_prepare"); err != nil {
+			errs = append(errs, err)
+			break
+		}
+		n.gid = t.tried.gid(t.opts.Subscription, n.facts.database)
+		n.phase = preparing
+		n.reply = n.conn.Exec(ctx, "PREPARE TRANSACTION "+quoteLiteral(n.gid))
+	}
+	for _, n := range touched {
+		if n.reply == nil {
+			continue
+		}
+		results, err := n.reply.ReadAll()
+		n.reply = nil
+		switch {
+		case err == nil && len(results) == 1 && results[0].CommandTag.String() == "PREPARE TRANSACTION":
+			n.phase = prepared
+		case err == nil:
+			// The server answers ROLLBACK, without error, when the transaction had
+			// failed before.
+			n.phase = idle
+			errs = append(errs, stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled the batch back instead of preparing it", n))
+		default:
+			if sqlState(err) != "" && !n.conn.IsClosed() {
+				n.phase = idle // a refused PREPARE has rolled back
+			}
+			errs = append(errs, t.prepareError(n, err))
+		}
+	}
+	if err := together(opCommit, errs); err != nil {
+		return err
+	}
+	return t.point("after_prepare")
+}
+
+func (t *Target) prepareError(n *node, err error) error {
+	const hint = "Set max_prepared_transactions on that server to at least the number of subscriptions and other two-phase clients, and restart it"
+	switch sqlState(err) {
+	case stateOutOfMemory:
+		return &dtx.Error{Op: opCommit, Msg: n.String(), Hint: hint, Class: dtx.ClassRetry, Err: errors.New("no room for another prepared transaction")}
+	case stateDuplicateObject:
+		return stop(opCommit, "Find out where it comes from, and roll it back", "the %s already holds a prepared transaction %s", n, n.gid)
+	}
+	return fail(opCommit, n.String(), err)
+}
+
+// abandon rolls back what an undecided batch has done, as far as servers can be
+// reached in a moment. The rest is rolled back by the servers (open
+// transactions) or by the next Open (prepared ones).
+func (t *Target) abandon(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	_ = t.eachShard(ctx, opApply, func(ctx context.Context, n *node) error {
+		var err error
+		switch {
+		case n.phase == idle:
+			return nil
+		case n.conn == nil || n.conn.IsClosed() || n.conn.IsBusy():
+			n.close()
+			return nil
+		case n.phase == begun:
+			err = n.simple(ctx, "ROLLBACK")
+		default:
+			err = n.simple(ctx, "ROLLBACK PREPARED "+quoteLiteral(n.gid))
+		}
+		n.phase = idle
+		if err != nil {
+			t.log.Warn("a failed batch is not rolled back yet; the next open does it",
+				slog.String("server", n.name), slog.String("error", fail(opApply, n.String(), err).Error()))
+			n.close()
+		}
+		return nil
+	})
+}
+
+// commit finishes a decided batch. It goes on when ctx ends: the batch is
+// decided, and the sooner its locks are gone the better.
+func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.opts.DecideTimeout)
+	defer cancel()
+	var errs []error
+	for i, n := range touched {
+		if i > 0 {
+			if err := t.point("between_commit_prepared"); err != nil {
+				errs = append(errs, err)
+				break
+			}
+		}
+		n.reply = n.conn.Exec(ctx, "COMMIT PREPARED "+quoteLiteral(n.gid))
+	}
+	for _, n := range touched {
+		if n.reply == nil {
+			continue
+		}
+		err := n.reply.Close()
+		n.reply = nil
+		if err = t.commitAgain(ctx, n, err); err != nil {
+			errs = append(errs, fail(opCommit, n.String(), err))
+			continue
+		}
+		n.phase = idle
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: problems(errs),
+		Msg:  fmt.Sprintf("batch %d is decided and not yet committed on %d of %d shards", seq, len(errs), len(touched)),
+		Hint: "The next open commits it there"}
+}
+
+// commitAgain repeats COMMIT PREPARED while the server refuses it for a passing
+// reason. A lost connection is left to the next Open.
+func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
+	wait := 10 * time.Millisecond
+	for err != nil && sqlState(err) != "" && sqlState(err) != stateUndefinedObject && !n.conn.IsClosed() && classify(err) == dtx.ClassRetry {
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		case <-timer.C:
+		}
+		wait = min(2*wait, time.Second)
+		t.count(func(s *Stats) { s.CommitRetries++ })
+		err = n.simple(ctx, "COMMIT PREPARED "+quoteLiteral(n.gid))
+	}
+	return err
+}
+
+// shardConn returns the connection of a shard inside the batch's transaction,
+// which it opens on first use. It is how the SQL of a batch reaches a shard.
+func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error) {
+	if seg < 0 || int(seg) >= len(t.shards) {
+		return nil, stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+	}
+	n := t.shards[seg]
+	if err := t.begin(ctx, n); err != nil {
+		return nil, err
+	}
+	return n.conn, nil
+}

@@ -1,0 +1,320 @@
+package shards
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cbrepl/dtx"
+	"cbrepl/source"
+	"cbrepl/target"
+)
+
+// Check finds out whether Open would find the target in order, without taking
+// the lock and without changing anything. It must not be called while the target
+// is open. The error names every problem with its remedy.
+func (t *Target) Check(ctx context.Context) error {
+	if t.open {
+		return stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
+	defer cancel()
+	defer t.disconnect()
+	if err := t.connectAll(ctx, appName(t.opts.Subscription, 0)); err != nil {
+		return err
+	}
+	if err := t.checkServers(); err != nil {
+		return err
+	}
+	if err := t.checkLayout(ctx); err != nil {
+		return err
+	}
+	row, err := t.readSubscription(ctx, opOpen)
+	if err != nil {
+		return err
+	}
+	err = t.eachShard(ctx, opOpen, func(ctx context.Context, n *node) error {
+		_, err := t.readShard(ctx, n, opOpen, row.token)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return t.readCatalogue(ctx)
+}
+
+// checkServers reports servers that cannot take part in two-phase commit.
+func (t *Target) checkServers() error {
+	var errs []error
+	for _, n := range t.shards {
+		if n.facts.maxPrepared == 0 {
+			errs = append(errs, stop("check target servers",
+				"Set max_prepared_transactions = 10 (at least the number of subscriptions and other two-phase clients) on that server and restart it",
+				"the %s has max_prepared_transactions = 0, so no batch can be prepared there", n))
+		}
+	}
+	return together("check target servers", errs)
+}
+
+// readCatalogue reads the target's tables, checks that they can take the
+// source's rows, and makes the engine for them.
+func (t *Target) readCatalogue(ctx context.Context) error {
+	if f := t.private.newEngine; f != nil {
+		t.engine = f()
+		return nil
+	}
+	var names []target.Name
+	for i := range t.opts.Tables {
+		names = append(names, t.opts.Names.Candidates(&t.opts.Tables[i])...)
+	}
+	cats := make([]*catalogue, len(t.shards))
+	err := t.eachShard(ctx, opCatalogue, func(ctx context.Context, n *node) (err error) {
+		cats[n.index], err = readTables(ctx, n, names)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	policies, err := t.readPolicies(ctx, names)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	tables := map[target.Name]*target.Table{}
+	bad := map[target.Name]bool{}
+	var usable []source.Table
+	for i := range t.opts.Tables {
+		src := &t.opts.Tables[i]
+		name, ok := firstFound(t.opts.Names.Candidates(src), cats)
+		if ok && tables[name] == nil && !bad[name] {
+			table, problems := t.checkTable(name, cats, policies)
+			errs = append(errs, problems...)
+			if table == nil || len(problems) > 0 {
+				bad[name] = true
+			} else {
+				tables[name] = table
+			}
+		}
+		if !ok {
+			usable = append(usable, *src) // the engine says that its table is missing
+			continue
+		}
+		if bad[name] {
+			continue
+		}
+		if more := checkTypes(src, name, cats[0].tables[name]); len(more) > 0 {
+			errs = append(errs, more...)
+			continue
+		}
+		usable = append(usable, *src)
+	}
+	list := make([]*target.Table, 0, len(tables))
+	for _, name := range names {
+		if table := tables[name]; table != nil {
+			list = append(list, table)
+			delete(tables, name)
+		}
+	}
+	segments := make([]dtx.Content, len(t.shards))
+	for i := range segments {
+		segments[i] = dtx.Content(i)
+	}
+	engine, err := target.NewEngine(t.opts.Engine, t.opts.Names, usable, list, segments)
+	if err != nil {
+		errs = append(errs, flatten(err)...)
+	}
+	if err := together(opCatalogue, errs); err != nil {
+		return err
+	}
+	t.engine = engine
+	return nil
+}
+
+// flatten takes joined errors apart, down to those with a place of their own.
+func flatten(err error) []error {
+	if _, ok := err.(*dtx.Error); ok { //nolint:errorlint // only the outermost counts
+		return []error{err}
+	}
+	var joined interface{ Unwrap() []error }
+	if !errors.As(err, &joined) {
+		return []error{err}
+	}
+	var out []error
+	for _, e := range joined.Unwrap() {
+		out = append(out, flatten(e)...)
+	}
+	return out
+}
+
+// firstFound returns the first of names that any shard has.
+func firstFound(names []target.Name, cats []*catalogue) (target.Name, bool) {
+	for _, name := range names {
+		for _, c := range cats {
+			if c.tables[name] != nil {
+				return name, true
+			}
+		}
+	}
+	return target.Name{}, false
+}
+
+func tableProblem(name target.Name, hint, format string, args ...any) error {
+	return &dtx.Error{Op: opCatalogue, Relation: name.String(), Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
+}
+
+// checkTable compares a table between the shards that hold it, and reports what
+// stands in the way of writing to it. It returns the table as shard 0 has it.
+func (t *Target) checkTable(name target.Name, cats []*catalogue, policies map[target.Name]policyRow) (*target.Table, []error) {
+	p, ok := policies[name]
+	if !ok {
+		return nil, []error{tableProblem(name,
+			"Insert a row with kind hash, random or replicated, for hash the key columns, and numsegments (see docs/target-shards.md)",
+			"the %s has no row for it in cbrepl.distribution_policy, so its rows cannot be placed", t.co)}
+	}
+	if p.numSegments < 1 || p.numSegments > len(cats) {
+		return nil, []error{tableProblem(name, "Correct numsegments in cbrepl.distribution_policy, or list all shards",
+			"it is spread over %d segments and the target has %d shards", p.numSegments, len(cats))}
+	}
+	var errs []error
+	first := cats[0].tables[name]
+	for i, c := range cats[:p.numSegments] {
+		f := c.tables[name]
+		if f == nil {
+			errs = append(errs, tableProblem(name, "Create it there as on the others", "the %s does not have it, other shards do", t.shards[i]))
+			continue
+		}
+		errs = append(errs, t.checkAccess(name, t.shards[i], f)...)
+		if first == nil || f == first {
+			continue
+		}
+		if d := differences(first, f); len(d) > 0 {
+			errs = append(errs, tableProblem(name, "Make the table the same on all shards",
+				"it differs between shard 0 and shard %d: %s", i, strings.Join(d, "; ")))
+		}
+	}
+	if first == nil {
+		return nil, errs
+	}
+	policy, err := p.policy(first)
+	if err != nil {
+		errs = append(errs, tableProblem(name, "Correct its row in cbrepl.distribution_policy on the coordinator database",
+			"its row in cbrepl.distribution_policy cannot be used: %v", err))
+	}
+	table := *first.Table
+	table.Policy = policy
+	return &table, errs
+}
+
+// checkAccess reports missing privileges and what would fire on a shard.
+func (t *Target) checkAccess(name target.Name, n *node, f *foundTable) []error {
+	var errs []error
+	role := strconv.Quote(n.facts.role)
+	if len(f.missing) > 0 {
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), quoteName(name), role)
+		if s := "USAGE on schema " + name.Schema; slices.Contains(f.missing, s) {
+			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", quoteIdent(name.Schema), role)
+		}
+		errs = append(errs, tableProblem(name, hint, "role %s lacks %s on the %s", n.facts.role, strings.Join(f.missing, ", "), n))
+	}
+	if f.rowSecurity {
+		errs = append(errs, tableProblem(name, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
+			"row security hides rows from role %s on the %s", n.facts.role, n))
+	}
+	if f.firing != "" && !n.facts.replicaRole {
+		hint := "Run the daemon as a superuser, or ALTER TABLE ... DISABLE TRIGGER"
+		if n.facts.version >= 150000 {
+			hint = fmt.Sprintf("GRANT SET ON PARAMETER session_replication_role TO %s", role)
+		}
+		errs = append(errs, tableProblem(name, hint,
+			"role %s may not set session_replication_role on the %s, and replicated rows would fire %s", n.facts.role, n, f.firing))
+	}
+	return errs
+}
+
+// differences tells how the table on another shard differs from that on shard 0.
+// The order of columns does not matter: rows are written by name.
+func differences(a, b *foundTable) []string {
+	var out []string
+	if a.Kind != b.Kind {
+		out = append(out, "one is partitioned and the other is not, or is no table")
+	}
+	for i := range a.Columns {
+		ca := &a.Columns[i]
+		j := b.Column(ca.Name)
+		if j < 0 {
+			out = append(out, fmt.Sprintf("column %s is missing on the latter", strconv.Quote(ca.Name)))
+			continue
+		}
+		cb := &b.Columns[j]
+		if a.typeNames[i] != b.typeNames[j] {
+			out = append(out, fmt.Sprintf("column %s is %s on the former and %s on the latter", strconv.Quote(ca.Name), a.typeNames[i], b.typeNames[j]))
+			continue
+		}
+		if ca.CastType != cb.CastType || ca.NotNull != cb.NotNull || ca.HasDefault != cb.HasDefault || ca.Generated != cb.Generated ||
+			ca.IdentityAlways != cb.IdentityAlways || ca.Nondeterministic != cb.Nondeterministic {
+			out = append(out, fmt.Sprintf("column %s differs in NOT NULL, default, identity, generation or collation", strconv.Quote(ca.Name)))
+		}
+	}
+	for i := range b.Columns {
+		if a.Column(b.Columns[i].Name) < 0 {
+			out = append(out, fmt.Sprintf("column %s is missing on the former", strconv.Quote(b.Columns[i].Name)))
+		}
+	}
+	if len(out) == 0 && !slices.Equal(uniqueShapes(a), uniqueShapes(b)) {
+		out = append(out, "their primary keys, unique indexes or exclusion constraints differ")
+	}
+	return out
+}
+
+// uniqueShapes prints a table's unique indexes without their names, in a
+// comparable order.
+func uniqueShapes(f *foundTable) []string {
+	var out []string
+	for _, u := range f.Uniques {
+		reads := f.ColumnNames(u.Reads)
+		slices.Sort(reads)
+		out = append(out, fmt.Sprintf("%q %q %t %t %t %t", f.ColumnNames(u.Columns), reads, u.Plain, u.Primary, u.Exclusion, u.Deferrable))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// checkTypes reports columns whose values would not come through unchanged.
+// Missing columns are the engine's to report.
+func checkTypes(src *source.Table, name target.Name, f *foundTable) []error {
+	if f == nil {
+		return nil
+	}
+	var errs []error
+	for i := range src.Columns {
+		col := &src.Columns[i]
+		c := f.Column(col.Name)
+		if c < 0 || col.Generated || f.Columns[c].Generated {
+			continue
+		}
+		if ok, why := roundTrips(col.TypeName, f.baseNames[c]); !ok {
+			errs = append(errs, tableProblem(name, "Change the column's type on every shard to the source's",
+				"column %s is %s on the source table %s and %s on the target: %s", strconv.Quote(col.Name), col.TypeName, src, f.typeNames[c], why))
+		}
+	}
+	return errs
+}
+
+// warnReplicaRole says once per Open that a role cannot silence triggers; tables
+// with any were refused.
+func (t *Target) warnReplicaRole() {
+	for _, n := range t.shards {
+		if !n.facts.replicaRole {
+			t.log.Warn("the role may not set session_replication_role; triggers created later on replicated tables would fire",
+				slog.String("server", n.name), slog.String("role", n.facts.role))
+		}
+	}
+}
+
+func quoteIdent(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
+
+func quoteName(n target.Name) string { return quoteIdent(n.Schema) + "." + quoteIdent(n.Table) }
