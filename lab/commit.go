@@ -102,8 +102,10 @@ func EncodePart(kind dtx.Kind, gxid dtx.GXID) []byte {
 // transaction, and returns its position. It is on disk when the call returns.
 func (s *Source) EmitMessage(ctx context.Context, content dtx.Content, transactional bool, prefix string, body []byte) (dtx.LSN, error) {
 	// A transaction with an id is flushed when it commits; the message alone is not.
-	out, err := query(ctx, s.nodes, content, pgx.RowTo[string],
-		"select lsn::text from (select pg_logical_emit_message($1, $2, $3) as lsn, pg_current_xact_id() as x) m", transactional, prefix, body)
+	out, err := query(ctx, s.nodes, content, func(r pgx.CollectableRow) (lsn string, err error) {
+		var xid string
+		return lsn, r.Scan(&lsn, &xid)
+	}, "select pg_logical_emit_message($1, $2, $3)::text, pg_current_xact_id()::text", transactional, prefix, body)
 	if err != nil {
 		return 0, err
 	}
