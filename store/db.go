@@ -1,0 +1,220 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable/block"
+)
+
+// database is Pebble with its sharp edges taken off: failures are values, never
+// exits or panics; a writer that must wait for the disk waits under its context.
+type database struct {
+	*pebble.DB
+	fs      *failFS
+	log     *slog.Logger
+	failedC chan struct{} // closed at the first failure
+
+	// written counts bytes since the memtables were last looked at.
+	written  atomic.Int64
+	memtable int64
+	flushed  struct {
+		sync.Mutex
+		c chan struct{} // closed at the end of every flush
+	}
+}
+
+// maxMemtables bounds memtables, the one being written included.
+const maxMemtables = 4
+
+// memtableBytes is the size of a memtable when size is configured: what fits
+// between Pebble's own overhead and a single block.
+func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
+	d := &database{log: log, failedC: make(chan struct{}), memtable: o.memtableBytes}
+	d.flushed.c = make(chan struct{})
+	d.fs = &failFS{FS: o.fs, noSync: o.Mode == Applied}
+	d.fs.report = func(err error) {
+		log.Error("spool has failed", "err", err)
+		close(d.failedC)
+	}
+	po := &pebble.Options{
+		FS:                 d.fs,
+		FormatMajorVersion: pebble.FormatColumnarBlocks,
+		Logger:             pebbleLogger{d},
+		CacheSize:          o.MemBytes / 16,
+		MemTableSize:       uint64(o.memtableBytes),
+		DisableWAL:         o.Mode == Applied,
+		WALBytesPerSync:    512 << 10,
+		// Pebble's own write stalls cannot be interrupted; throttle stands in.
+		MemTableStopWritesThreshold: 1 << 20,
+		L0StopWritesThreshold:       1 << 20,
+		// Blocks live briefly and freed ranges cover whole tables: rewriting
+		// them early is wasted work.
+		L0CompactionThreshold:     16,
+		L0CompactionFileThreshold: 1 << 20,
+		LBaseMaxBytes:             1 << 50,
+		FlushDelayDeleteRange:     5 * time.Second,
+		MaxOpenFiles:              512,
+		CompactionConcurrencyRange: func() (int, int) {
+			return 1, 1
+		},
+	}
+	po.Experimental.SpanPolicyFunc = func(start []byte) (pebble.SpanPolicy, []byte, error) {
+		return pebble.SpanPolicy{}, tableEnd(start), nil
+	}
+	po.TargetFileSizes[0] = 16 << 20
+	for i := range po.Levels {
+		po.Levels[i].BlockSize = 32 << 10
+		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+		po.Levels[i].Compression = func() *block.CompressionProfile { return block.NoCompression }
+	}
+	l := d.listener()
+	po.EventListener = &l
+	db, err := protect(func() (*pebble.DB, error) { return pebble.Open(dir, po) })
+	if err == nil {
+		d.DB = db
+		if err = d.failed(); err != nil {
+			_ = d.close()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// protect turns a panic inside Pebble into an error.
+func protect[T any](f func() (T, error)) (v T, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("pebble: %v", r)
+		}
+	}()
+	return f()
+}
+
+func (d *database) failed() error { return d.fs.failed() }
+
+// apply writes b; sync waits until it is on disk. It blocks while memtables wait
+// for the disk.
+func (d *database) apply(ctx context.Context, b *pebble.Batch, sync bool) error {
+	if err := d.failed(); err != nil {
+		return err
+	}
+	if d.written.Add(int64(b.Len())) >= d.memtable/2 {
+		d.written.Store(0)
+		if err := d.throttle(ctx); err != nil {
+			return err
+		}
+	}
+	o := pebble.NoSync
+	if sync {
+		o = pebble.Sync
+	}
+	_, err := protect(func() (struct{}, error) { return struct{}{}, d.Apply(b, o) })
+	if err != nil {
+		d.fs.fail(err)
+	}
+	return d.failed()
+}
+
+// sync makes everything applied before durable.
+func (d *database) sync(ctx context.Context) error {
+	b := d.NewBatch()
+	defer b.Close()
+	if err := b.LogData(nil, nil); err != nil {
+		return err
+	}
+	return d.apply(ctx, b, true)
+}
+
+// throttle waits until the memtables are below their bound.
+func (d *database) throttle(ctx context.Context) error {
+	for {
+		d.flushed.Lock()
+		c := d.flushed.c
+		d.flushed.Unlock()
+		if d.memtableBytes() < maxMemtables*uint64(d.memtable) {
+			return nil
+		}
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.failedC:
+			return d.failed()
+		}
+	}
+}
+
+func (d *database) memtableBytes() uint64 { return d.Metrics().MemTable.Size }
+
+// get reads a block. The value is valid until the closer is closed.
+func (d *database) get(key []byte) ([]byte, io.Closer, error) {
+	type res struct {
+		v []byte
+		c io.Closer
+	}
+	r, err := protect(func() (res, error) {
+		v, c, err := d.Get(key)
+		return res{v, c}, err
+	})
+	return r.v, r.c, err
+}
+
+func (d *database) close() error {
+	_, err := protect(func() (struct{}, error) { return struct{}{}, d.DB.Close() })
+	return err
+}
+
+func (d *database) listener() pebble.EventListener {
+	l := pebble.MakeLoggingEventListener(pebbleLogger{d})
+	l.BackgroundError = func(err error) {
+		if errors.Is(err, pebble.ErrClosed) {
+			return
+		}
+		d.fs.fail(fmt.Errorf("background work: %w", err))
+		// Pebble tries again at once, for ever; it holds its lock here, which
+		// nobody but Close wants any more.
+		time.Sleep(20 * time.Millisecond)
+	}
+	l.DataCorruption = func(info pebble.DataCorruptionInfo) {
+		d.fs.fail(fmt.Errorf("%w: %s", errCorrupt, info.Details))
+	}
+	end := l.FlushEnd
+	l.FlushEnd = func(info pebble.FlushInfo) {
+		end(info)
+		d.flushed.Lock()
+		close(d.flushed.c)
+		d.flushed.c = make(chan struct{})
+		d.flushed.Unlock()
+	}
+	return l
+}
+
+// pebbleLogger sends Pebble's messages to debug level. Fatalf must not return
+// to a caller that believes the process is gone, but its callers in Pebble all
+// return an error behind it; the frozen disk keeps them harmless.
+type pebbleLogger struct{ d *database }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	if l.d.log.Enabled(context.Background(), slog.LevelDebug) {
+		l.d.log.Debug("pebble", "event", fmt.Sprintf(format, args...))
+	}
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.d.log.Debug("pebble", "err", fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	l.d.fs.fail(fmt.Errorf(format, args...))
+}

@@ -1,0 +1,209 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/errors/oserror"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"cbrepl/dtx"
+)
+
+// formatVersion is the version of keys, frames and records. A spool of a newer
+// one is refused.
+const formatVersion = 1
+
+// Names inside the spool's directory.
+const (
+	markerName = "CBREPL-SPOOL"
+	markerTemp = "CBREPL-SPOOL.tmp"
+	lockName   = "LOCK"
+	dataName   = "data"
+)
+
+const (
+	metaChains = "chains"
+)
+
+// Open opens the spool in o.Dir, or makes one. In mode Applied whatever it held
+// is gone afterwards; in mode Spooled everything acknowledged is there. A
+// directory that holds something else, a spool of another mode, subscription
+// or newer format, and one that is in use are refused untouched.
+func Open(ctx context.Context, o Options) (*Spool, error) {
+	o.EnsureDefaults()
+	fault := func(err error, hint string) error {
+		return &dtx.Error{Op: "open spool", Msg: o.Dir, Hint: hint, Class: dtx.ClassStop, Err: err}
+	}
+	if err := o.Validate(); err != nil {
+		return nil, fault(err, "")
+	}
+	if err := o.fs.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fault(err, "")
+	}
+	lock, err := o.fs.Lock(o.fs.PathJoin(o.Dir, lockName))
+	if err != nil {
+		return nil, fault(fmt.Errorf("the directory is in use: %w", err),
+			"Another daemon uses this spool; stop it, or give this one a directory of its own")
+	}
+	s, err := open(ctx, o, lock)
+	if err != nil {
+		_ = lock.Close()
+		var e *dtx.Error
+		if errors.As(err, &e) {
+			return nil, err
+		}
+		return nil, fault(err, "")
+	}
+	return s, nil
+}
+
+func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
+	if err := checkMarker(&o); err != nil {
+		return nil, err
+	}
+	dir := o.fs.PathJoin(o.Dir, dataName)
+	if o.Mode == Applied {
+		if err := o.fs.RemoveAll(dir); err != nil {
+			return nil, fmt.Errorf("empty the cache: %w", err)
+		}
+	}
+	if err := o.fs.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	db, err := openDatabase(dir, &o, o.Logger)
+	if err != nil {
+		return nil, err
+	}
+	s := &Spool{
+		opts: o, lock: lock, db: db, rels: newRelations(),
+		tier:  &tier{max: o.tierBytes},
+		space: newSpace(o.MaxBytes, o.Now),
+		stop:  make(chan struct{}),
+		lanes: map[dtx.Content]*lane{},
+	}
+	if o.Mode == Spooled {
+		s.tier.max = 0
+		if err := s.recover(ctx); err != nil {
+			_ = db.close()
+			return nil, err
+		}
+	}
+	s.watcher.Add(1)
+	go func() { // wakes whoever waits when the database fails
+		defer s.watcher.Done()
+		select {
+		case <-db.failedC:
+			s.halt()
+		case <-s.stop:
+		}
+	}()
+	return s, nil
+}
+
+// checkMarker reads the marker file, or writes it into an empty directory.
+func checkMarker(o *Options) error {
+	path := o.fs.PathJoin(o.Dir, markerName)
+	text, err := readFile(o.fs, path)
+	if oserror.IsNotExist(err) {
+		return writeMarker(o)
+	}
+	if err != nil {
+		return err
+	}
+	refuse := func(hint, format string, a ...any) error {
+		return &dtx.Error{Op: "open spool", Msg: o.Dir, Hint: hint, Class: dtx.ClassStop, Err: fmt.Errorf(format, a...)}
+	}
+	m := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), " ")
+		m[k] = v
+	}
+	format, err := strconv.Atoi(m["format"])
+	if err != nil || format < 1 {
+		return refuse("Name another directory", "the file %s is not a spool's", markerName)
+	}
+	if format > formatVersion {
+		return refuse("Use the version of cbrepl that wrote it, or a newer one",
+			"the spool has format %d; this version of cbrepl knows formats up to %d", format, formatVersion)
+	}
+	if m["subscription"] != strconv.Quote(o.Subscription) {
+		return refuse("Give every subscription a directory of its own",
+			"the spool belongs to subscription %s, not %q", m["subscription"], o.Subscription)
+	}
+	if m["mode"] != o.Mode.String() {
+		hint := "Nothing in it is needed: remove the directory to change the ack mode"
+		if m["mode"] == Spooled.String() {
+			hint = "It may hold the only copy of confirmed transactions: let the former ack mode drain it, then remove the directory"
+		}
+		return refuse(hint, "the spool was written with ack mode %s, not %s", m["mode"], o.Mode)
+	}
+	return nil
+}
+
+func writeMarker(o *Options) error {
+	names, err := o.fs.List(o.Dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		// A first Open that was cut off leaves nothing else.
+		if n != lockName && n != markerTemp {
+			return &dtx.Error{Op: "open spool", Msg: o.Dir, Class: dtx.ClassStop,
+				Err:  fmt.Errorf("the directory holds other files (%s) and no spool", n),
+				Hint: "Name an empty directory, or one that does not exist"}
+		}
+	}
+	text := fmt.Sprintf("format %d\nmode %s\nsubscription %q\n", formatVersion, o.Mode, o.Subscription)
+	temp := o.fs.PathJoin(o.Dir, markerTemp)
+	f, err := o.fs.Create(temp, "cbrepl-marker")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte(text))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = o.fs.Rename(temp, o.fs.PathJoin(o.Dir, markerName))
+	}
+	if err == nil {
+		err = syncDir(o.fs, o.Dir)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", markerName, err)
+	}
+	return nil
+}
+
+func syncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func readFile(fs vfs.FS, path string) ([]byte, error) {
+	f, err := fs.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var b bytes.Buffer
+	_, err = io.Copy(&b, io.LimitReader(f, 1<<16))
+	return b.Bytes(), err
+}
+
+func (s *Spool) putMeta(ctx context.Context, name string, v uint64, sync bool) error {
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := b.Set(metaKey(name), binary.BigEndian.AppendUint64(nil, v), nil); err != nil {
+		return err
+	}
+	return s.db.apply(ctx, b, sync)
+}

@@ -1,0 +1,114 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Mode says what the spool's data is worth.
+type Mode uint8
+
+const (
+	// Applied: the source confirms only what the target has committed, so the
+	// spool is a cache. Nothing is synced; Open starts empty.
+	Applied Mode = iota
+	// Spooled: the source confirms what the spool holds, so it is the only copy.
+	Spooled
+)
+
+// String names the mode as the configuration does.
+func (m Mode) String() string {
+	switch m {
+	case Applied:
+		return "applied"
+	case Spooled:
+		return "spooled"
+	}
+	return fmt.Sprintf("mode(%d)", uint8(m))
+}
+
+// Options configure a spool.
+type Options struct {
+	// Dir is the spool's own directory; it is created when missing.
+	Dir string
+	// Subscription names the owner; a directory of another one is refused.
+	Subscription string
+	Mode         Mode
+	// MaxBytes bounds the spooled bytes not yet released; 0 means 16 GiB. Each
+	// content may pass it by one block, an exempt content without limit.
+	MaxBytes int64
+	// MemBytes bounds the memory of the spool as a whole: recent blocks, Pebble's
+	// memtables and its block cache; 0 means 128 MiB, the least is 8 MiB.
+	MemBytes int64
+	// Logger receives Pebble's events at debug level; nil discards them.
+	Logger *slog.Logger
+	// Now is the clock of Usage.FullSince; nil means time.Now.
+	Now func() time.Time
+
+	// fs replaces the file system in tests.
+	fs vfs.FS
+	// tierBytes replaces the share of MemBytes that keeps recent blocks in mode
+	// Applied; -1 turns it off.
+	tierBytes int64
+	// memtableBytes replaces the size of one memtable.
+	memtableBytes int64
+	// deleteBytes replaces the dead bytes on disk that start a bulk delete.
+	deleteBytes int64
+}
+
+const (
+	defaultMaxBytes = 16 << 30
+	defaultMemBytes = 128 << 20
+	minMemBytes     = 8 << 20
+)
+
+// EnsureDefaults fills unset fields.
+func (o *Options) EnsureDefaults() {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = defaultMaxBytes
+	}
+	if o.MemBytes == 0 {
+		o.MemBytes = defaultMemBytes
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.fs == nil {
+		o.fs = vfs.Default
+	}
+	if o.tierBytes == 0 {
+		o.tierBytes = o.MemBytes / 2
+	}
+	if o.memtableBytes == 0 {
+		o.memtableBytes = o.MemBytes / 10
+	}
+	if o.deleteBytes == 0 {
+		o.deleteBytes = min(max(o.MaxBytes/16, 1<<20), 64<<20)
+	}
+}
+
+// Validate reports every problem at once.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Dir == "" {
+		errs = append(errs, errors.New("spool directory is not set"))
+	}
+	if o.Mode > Spooled {
+		errs = append(errs, fmt.Errorf("unknown ack mode %s", o.Mode))
+	}
+	if o.MaxBytes < blockSize {
+		errs = append(errs, fmt.Errorf("spool limit of %d bytes is below one block (%d)", o.MaxBytes, blockSize))
+	}
+	if o.MemBytes < minMemBytes {
+		errs = append(errs, fmt.Errorf("spool memory of %d bytes is below the least, %d", o.MemBytes, int64(minMemBytes)))
+	}
+	return errors.Join(errs...)
+}

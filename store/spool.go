@@ -1,0 +1,324 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cbrepl/dtx"
+)
+
+// Spool is an open spool. Its methods may be called from any goroutine; writers
+// and transactions belong to one each.
+type Spool struct {
+	opts  Options
+	lock  io.Closer
+	db    *database
+	rels  *relations
+	tier  *tier
+	space *space
+
+	// stop is closed when the spool fails or is closed: whoever waits gives up.
+	stop     chan struct{}
+	stopOnce sync.Once
+	closed   atomic.Bool
+	watcher  sync.WaitGroup
+
+	mu    sync.RWMutex
+	lanes map[dtx.Content]*lane
+
+	// chains is the last chain number given out, without its class bit;
+	// chainLimit what is reserved on disk (Spooled).
+	chainMu    sync.Mutex
+	chains     uint64
+	chainLimit uint64
+
+	// deadDisk and deadChains sum what is dead and not yet deleted on disk.
+	deadDisk   atomic.Int64
+	deadChains atomic.Int64
+	deleteMu   sync.Mutex
+
+	recovered *Recovered
+}
+
+// maxDeadChains bounds the dead chains remembered before a bulk delete.
+const maxDeadChains = 1 << 14
+
+var errClosed = errors.New("spool is closed")
+
+// err returns why the spool does not work any more.
+func (s *Spool) err() error {
+	if s.closed.Load() {
+		return errClosed
+	}
+	return s.db.failed()
+}
+
+// fault wraps an error of one content.
+func (s *Spool) fault(op string, c dtx.Content, err error) error {
+	var e *dtx.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return &dtx.Error{Op: op, Content: c, HasContent: true, Class: classOf(err), Err: err}
+}
+
+// classOf: what asks for a person are misuse and damage; a full or failing disk
+// may pass.
+func classOf(err error) dtx.Class {
+	for _, stop := range []error{errCorrupt, errNotSpooled, errNoRelation, errNotOpen, errTxnEnded} {
+		if errors.Is(err, stop) {
+			return dtx.ClassStop
+		}
+	}
+	return dtx.ClassRetry
+}
+
+func (s *Spool) partFault(p dtx.Part, err error) error {
+	var e *dtx.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return &dtx.Error{Op: "read spooled part", GXID: p.GXID, Content: p.Content, HasContent: true, LSN: p.EndLSN,
+		Class: classOf(err), Err: err}
+}
+
+// lane returns a content's lane, made when it is new.
+func (s *Spool) lane(c dtx.Content) *lane {
+	if l := s.lookup(c); l != nil {
+		return l
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.lanes[c]
+	if l == nil {
+		l = &lane{content: c, chains: map[chainNum]*chain{}}
+		s.lanes[c] = l
+	}
+	return l
+}
+
+func (s *Spool) lookup(c dtx.Content) *lane {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.lanes[c]
+}
+
+// allLanes returns the lanes by content.
+func (s *Spool) allLanes() []*lane {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	ls := make([]*lane, 0, len(s.lanes))
+	for _, l := range s.lanes {
+		ls = append(ls, l)
+	}
+	slices.SortFunc(ls, func(a, b *lane) int { return int(a.content) - int(b.content) })
+	return ls
+}
+
+// chainStep is how many chain numbers are reserved on disk at a time.
+const chainStep = 1 << 20
+
+// nextChain numbers a new chain. Numbers are never given out twice in the life
+// of a spool, restarts included.
+func (s *Spool) nextChain(k class) chainNum {
+	s.chainMu.Lock()
+	defer s.chainMu.Unlock()
+	s.chains++
+	if s.opts.Mode == Spooled && s.chains > s.chainLimit {
+		s.chainLimit = s.chains + chainStep
+		// A failure stops the spool before the number is used on disk.
+		_ = s.putMeta(context.Background(), metaChains, s.chainLimit, false)
+	}
+	return chainNum(s.chains<<1 | uint64(k))
+}
+
+// SetExempt names the contents that may write while the spool is full: those the
+// oldest unreleased dtx waits for. It replaces the former set.
+func (s *Spool) SetExempt(cs []dtx.Content) { s.space.setExempt(cs) }
+
+// Release frees parts that have been applied or are not wanted. Releasing a part
+// twice does nothing. In mode Spooled a release is not synced: a part released
+// shortly before a crash is listed again by Recover.
+func (s *Spool) Release(parts []dtx.Part) error {
+	if err := s.err(); err != nil {
+		return &dtx.Error{Op: "release spooled parts", Err: err}
+	}
+	var l *lane
+	var freed int64
+	released := 0
+	for i := range parts {
+		p := &parts[i]
+		if l == nil || l.content != p.Content {
+			if l != nil {
+				l.mu.Unlock()
+			}
+			if l = s.lookup(p.Content); l == nil {
+				continue
+			}
+			l.mu.Lock()
+		}
+		if p.Spool == 0 {
+			if s.opts.Mode == Spooled && l.empties.release(p.EndLSN) {
+				s.deadChains.Add(1)
+			}
+			continue
+		}
+		n, off := splitID(p.Spool)
+		c := l.chains[n]
+		if c == nil {
+			continue
+		}
+		j, ok := c.find(off)
+		if !ok || c.txns[j]&txnReadable == 0 || c.txns[j]&txnReleased != 0 {
+			continue
+		}
+		c.txns[j] |= txnReleased
+		c.live--
+		l.parts--
+		released++
+		freed += s.reap(l, c)
+	}
+	if l != nil {
+		l.mu.Unlock()
+	}
+	s.space.add(-freed, -released)
+	if s.deadDisk.Load() < s.opts.deleteBytes && s.deadChains.Load() < maxDeadChains {
+		return nil
+	}
+	if err := s.deleteDead(context.Background(), minRun); err != nil {
+		return &dtx.Error{Op: "release spooled parts", Class: classOf(err), Err: err}
+	}
+	return nil
+}
+
+// deleteDead deletes dead chains on disk: everything in front of the first live
+// chain, and longer runs behind it. Short runs between live chains wait for
+// their neighbours, unless too much of the disk is held by them.
+func (s *Spool) deleteDead(ctx context.Context, min int64) error {
+	s.deleteMu.Lock()
+	defer s.deleteMu.Unlock()
+	if err := s.deleteRuns(ctx, min); err != nil {
+		return err
+	}
+	if s.deadDisk.Load() >= 4*s.opts.deleteBytes || s.deadChains.Load() >= maxDeadChains {
+		return s.deleteRuns(ctx, 0)
+	}
+	return nil
+}
+
+// deleteRuns requires deleteMu.
+func (s *Spool) deleteRuns(ctx context.Context, min int64) error {
+	b := s.db.NewBatch()
+	defer b.Close()
+	for _, l := range s.allLanes() {
+		l.mu.Lock()
+		var runs []chainRange
+		for k := range l.order {
+			r, chains, bytes := l.order[k].takeDead(min)
+			runs = append(runs, r...)
+			s.deadDisk.Add(-bytes)
+			s.deadChains.Add(int64(-chains))
+		}
+		s.deadChains.Add(int64(-l.empties.dead))
+		empties := l.empties.takeDead()
+		l.mu.Unlock()
+		for _, r := range runs {
+			if err := s.deleteChains(b, l.content, r); err != nil {
+				return err
+			}
+		}
+		for _, e := range empties {
+			if err := b.DeleteRange(appendEmptyKey(nil, l.content, e[0]), appendEmptyKey(nil, l.content, e[1]+1), nil); err != nil {
+				return err
+			}
+		}
+	}
+	if b.Empty() {
+		return nil
+	}
+	return s.db.apply(ctx, b, false)
+}
+
+// Usage is a snapshot of what the spool holds.
+type Usage struct {
+	// Bytes counts spooled bytes whose chain is not free yet, out of MaxBytes.
+	Bytes, MaxBytes int64
+	// MemBytes is what recent blocks take in memory, DiskBytes the size of
+	// Pebble's files.
+	MemBytes, DiskBytes int64
+	// Parts counts committed parts with rows that are not released, OpenTxns
+	// transactions begun or prepared.
+	Parts, OpenTxns int
+	// FullSince is zero while the spool is not full.
+	FullSince time.Time
+	Contents  []ContentUsage
+}
+
+// ContentUsage is one content's share.
+type ContentUsage struct {
+	Content         dtx.Content
+	Bytes           int64
+	Parts, OpenTxns int
+	// Exempt: the content may write while the spool is full. Waiting: its writer
+	// is held back now.
+	Exempt, Waiting bool
+}
+
+// Usage returns what the spool holds, by content.
+func (s *Spool) Usage() Usage {
+	var u Usage
+	for _, l := range s.allLanes() {
+		exempt := s.space.isExempt(l.content)
+		l.mu.Lock()
+		c := ContentUsage{Content: l.content, Bytes: l.bytes, Parts: l.parts, OpenTxns: l.open, Exempt: exempt, Waiting: l.blocked > 0}
+		l.mu.Unlock()
+		u.Parts += c.Parts
+		u.OpenTxns += c.OpenTxns
+		u.Contents = append(u.Contents, c)
+	}
+	s.space.mu.Lock()
+	u.Bytes, u.MaxBytes, u.FullSince = s.space.used, s.space.max, s.space.fullSince
+	s.space.mu.Unlock()
+	s.tier.mu.Lock()
+	u.MemBytes = s.tier.used
+	s.tier.mu.Unlock()
+	if s.err() == nil {
+		u.DiskBytes = int64(s.db.Metrics().DiskSpaceUsage())
+	}
+	return u
+}
+
+// Close ends the spool: whoever waits in it gets an error. It must not run
+// concurrently with other calls except those that wait; readers must be closed.
+// In mode Spooled everything acknowledged is on disk. It is idempotent.
+func (s *Spool) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.halt()
+	s.watcher.Wait()
+	var errs []error
+	if s.db.failed() == nil {
+		if s.opts.Mode == Spooled {
+			errs = append(errs, s.deleteDead(context.Background(), 0), s.db.sync(context.Background()))
+		}
+	}
+	failed := s.db.failed()
+	err := s.db.close()
+	if failed == nil {
+		errs = append(errs, err)
+	} // else Pebble's complaints are consequences of what was reported before
+	errs = append(errs, s.lock.Close())
+	if err := errors.Join(errs...); err != nil {
+		return &dtx.Error{Op: "close spool", Class: classOf(err), Err: fmt.Errorf("%s: %w", s.opts.Dir, err)}
+	}
+	return nil
+}
+
+func (s *Spool) halt() { s.stopOnce.Do(func() { close(s.stop) }) }
