@@ -1,0 +1,421 @@
+package subscription
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/faultinject"
+	"cbrepl/merge"
+	"cbrepl/subscription/status"
+	"cbrepl/target"
+)
+
+// rig is a loop over hand-driven parts: the test emits events and answers the
+// target's calls, and reads the trace of what the loop did, in order.
+type rig struct {
+	t     *testing.T
+	mu    sync.Mutex
+	trace []string
+	emit  map[dtx.Content]func(dtx.Event) error
+	apply func(ctx context.Context, b *dtx.Batch) (target.Result, error)
+	open  func() (target.State, error)
+	state target.State
+	board *status.Board
+	logs  bytes.Buffer
+	l     *loop
+	done  chan error
+	stop  context.CancelFunc
+}
+
+func (r *rig) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trace = append(r.trace, fmt.Sprintf(format, args...))
+}
+
+func (r *rig) took() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := strings.Join(r.trace, "\n")
+	r.trace = nil
+	return s
+}
+
+type rigStream struct {
+	r *rig
+	c dtx.Content
+}
+
+func (s rigStream) Run(ctx context.Context, _ dtx.LSN, emit func(context.Context, dtx.Event) error) error {
+	s.r.mu.Lock()
+	s.r.emit[s.c] = func(ev dtx.Event) error { return emit(ctx, ev) }
+	s.r.mu.Unlock()
+	<-ctx.Done()
+	s.r.note("stream %d stopped", s.c)
+	return ctx.Err()
+}
+func (s rigStream) Confirm(lsn dtx.LSN)  { s.r.note("confirm %d %s", s.c, lsn) }
+func (s rigStream) Facts() status.Stream { return status.Stream{Content: s.c, Connected: true} }
+
+type rigSpool struct{ r *rig }
+
+func (s rigSpool) Open(dtx.Part) (target.RowIter, error) { return nil, errors.New("not used") }
+func (s rigSpool) Release(parts []dtx.Part) error {
+	for _, p := range parts {
+		s.r.note("release gxid %d content %d", p.GXID, p.Content)
+	}
+	return nil
+}
+func (s rigSpool) Exempt([]dtx.Content) {}
+func (s rigSpool) Usage() status.Spool  { return status.Spool{} }
+
+type rigTarget struct{ r *rig }
+
+func (g rigTarget) Open(context.Context) (target.State, error) {
+	g.r.note("open")
+	if g.r.open != nil {
+		return g.r.open()
+	}
+	return g.r.state, nil
+}
+func (g rigTarget) Init(context.Context, []target.StreamIdentity, []dtx.Position) error { return nil }
+func (g rigTarget) Close() error                                                        { return nil }
+func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows) (target.Result, error) {
+	g.r.note("apply %d %v", b.Seq, b.GXIDs)
+	if g.r.apply != nil {
+		return g.r.apply(ctx, b)
+	}
+	return target.Result{Rows: b.Rows}, nil
+}
+
+// startRig runs a loop with one segment in the surrounding bubble.
+func startRig(t *testing.T, change func(*rig, *loopOptions)) *rig {
+	r := &rig{t: t, emit: map[dtx.Content]func(dtx.Event) error{}, done: make(chan error, 1)}
+	r.state = target.State{Initialized: true, Batch: 6, Positions: []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 100}}}
+	r.board = status.NewBoard("rig", "test", 1, time.Now())
+	r.board.SetState(status.Streaming, time.Now())
+	o := loopOptions{
+		Streams: []ContentStream{{-1, rigStream{r, -1}}, {0, rigStream{r, 0}}},
+		Target:  rigTarget{r}, Spool: rigSpool{r}, State: r.state, Board: r.board,
+		Log: slog.New(slog.NewTextHandler(&r.logs, &slog.HandlerOptions{Level: slog.LevelInfo})), Now: time.Now,
+		Limits: limits{
+			batch: merge.Limits{MaxDtxs: 100}, idleEvery: 2 * time.Second, maxPending: 1000,
+			backoffMin: 100 * time.Millisecond, backoffMax: 10 * time.Second, jitter: func() float64 { return 1 },
+		},
+		Grace: 5 * time.Second, MinConflictLog: 10 * time.Second,
+	}
+	if change != nil {
+		change(r, &o)
+	}
+	var err error
+	if r.l, err = newLoop(o); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.stop = cancel
+	t.Cleanup(cancel)
+	go func() { r.done <- r.l.run(ctx) }()
+	synctest.Wait()
+	return r
+}
+
+// end stops the loop and returns its error.
+func (r *rig) end() error {
+	r.stop()
+	return <-r.done
+}
+
+// onePhase emits a one-phase part on content 0.
+func (r *rig) onePhase(g dtx.GXID, lsn dtx.LSN) {
+	r.t.Helper()
+	err := r.emit[0](dtx.Event{Kind: dtx.EventPart, Content: 0, LSN: lsn, Part: dtx.Part{
+		GXID: g, Kind: dtx.OnePhase, Content: 0, EndLSN: lsn, Rows: 1, Bytes: 10, Spool: dtx.SpoolID(g),
+	}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+func (r *rig) want(trace string) {
+	r.t.Helper()
+	if got := r.took(); got != strings.TrimSpace(trace) {
+		r.t.Fatalf("the loop did\n%s\nwant\n%s", got, strings.TrimSpace(trace))
+	}
+}
+
+// The order of the contract: recorded positions are confirmed at start; apply,
+// then confirm, then release; streams stop last.
+func TestContractOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, nil)
+		r.want("confirm -1 0/64\nconfirm 0 0/64")
+		r.onePhase(9, 120)
+		r.want("apply 7 [9]\nconfirm 0 0/78\nrelease gxid 9 content 0")
+		if err := r.end(); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.took(); !strings.Contains(got, "stream 0 stopped") || !strings.Contains(got, "stream -1 stopped") {
+			t.Fatal(got)
+		}
+	})
+}
+
+// The same order when the process dies at each point between the steps: what
+// stands behind the point has not happened.
+func TestFaultPointsStandBetweenSteps(t *testing.T) {
+	for point, want := range map[string]string{
+		faultTaken:     "",
+		faultCommitted: "apply 7 [9]",
+		faultApplied:   "apply 7 [9]",
+		faultConfirmed: "apply 7 [9]\nconfirm 0 0/78",
+		faultReleased:  "apply 7 [9]\nconfirm 0 0/78\nrelease gxid 9 content 0",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := startRig(t, nil)
+			r.took()
+			if err := faultinject.Arm(point + "=error"); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = faultinject.Arm("") }()
+			r.onePhase(9, 120)
+			if err := <-r.done; !errors.Is(err, faultinject.ErrInjected) {
+				t.Fatal(err)
+			}
+			got, _, _ := strings.Cut(strings.TrimPrefix(r.took(), "stream"), "\nstream")
+			if strings.HasPrefix(got, " ") { // streams stopped, nothing else happened
+				got = ""
+			}
+			if got != want {
+				t.Errorf("%s: the loop did\n%s\nwant\n%s", point, got, want)
+			}
+		})
+	}
+}
+
+// With nothing pending, positions alone are recorded and then confirmed, at the
+// idle pace (field case 5), never at once.
+func TestIdleProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, nil)
+		r.took()
+		for i := range 5 {
+			if err := r.emit[0](dtx.Event{Kind: dtx.EventPosition, Content: 0, LSN: dtx.LSN(200 + i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		r.want("")
+		time.Sleep(2100 * time.Millisecond)
+		synctest.Wait()
+		r.want("apply 7 []\nconfirm 0 0/CC")
+		_ = r.end()
+	})
+}
+
+// A stop lets the batch in hand finish within the grace, and confirms it.
+func TestStopFinishesTheBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(ctx context.Context, _ *dtx.Batch) (target.Result, error) {
+				return target.Result{Rows: 1}, pause(ctx, 3*time.Second)
+			}
+		})
+		r.onePhase(9, 120)
+		r.took()
+		start := time.Now()
+		if err := r.end(); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.took(); !strings.HasPrefix(got, "confirm 0 0/78\nrelease gxid 9 content 0\n") || time.Since(start) != 3*time.Second {
+			t.Fatalf("after %s:\n%s", time.Since(start), got)
+		}
+	})
+}
+
+// A batch that does not finish in the grace is cancelled; nothing of it is
+// confirmed. A target that does not even return is given up.
+func TestStopCancelsTheBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(ctx context.Context, _ *dtx.Batch) (target.Result, error) {
+				<-ctx.Done()
+				return target.Result{}, ctx.Err()
+			}
+		})
+		r.onePhase(9, 120)
+		r.took()
+		start := time.Now()
+		if err := r.end(); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.took(); strings.Contains(got, "confirm") || time.Since(start) != 5*time.Second {
+			t.Fatalf("after %s:\n%s", time.Since(start), got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+				<-hang
+				return target.Result{}, nil
+			}
+		})
+		r.onePhase(9, 120)
+		start := time.Now()
+		if err := r.end(); err == nil || time.Since(start) != 5*time.Second+killWait {
+			t.Fatalf("after %s: %v", time.Since(start), err)
+		}
+		close(hang)
+		synctest.Wait()
+	})
+}
+
+// A passing fault is retried for as long as it lasts, with growing pauses, and
+// shows in the status; nothing is confirmed meanwhile.
+func TestRetryForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var fails atomic.Bool
+		fails.Store(true)
+		var mu sync.Mutex
+		var tries []time.Time
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+				mu.Lock()
+				tries = append(tries, time.Now())
+				mu.Unlock()
+				if fails.Load() {
+					return target.Result{}, &dtx.Error{Op: "apply batch", Msg: "lock timeout"}
+				}
+				return target.Result{Rows: 1}, nil
+			}
+		})
+		r.onePhase(9, 120)
+		r.took()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := r.took(); strings.Contains(got, "confirm") || strings.Contains(got, "apply 8") {
+			t.Fatal(got)
+		}
+		rep := r.board.Report(time.Now())
+		if rep.Target.Activity != status.Retrying || rep.Target.Error != "apply batch: lock timeout" || rep.Healthy || rep.LastError == nil || rep.LastError.Stops {
+			t.Fatalf("status %+v", rep)
+		}
+		mu.Lock()
+		if n := len(tries); n < 300 || n > 400 || tries[1].Sub(tries[0]) != 100*time.Millisecond || tries[n-1].Sub(tries[n-2]) != 10*time.Second {
+			t.Fatalf("%d tries in an hour, first pause %s, last %s", n, tries[1].Sub(tries[0]), tries[n-1].Sub(tries[n-2]))
+		}
+		mu.Unlock()
+		fails.Store(false)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if got := r.took(); !strings.Contains(got, "confirm 0 0/78") {
+			t.Fatal(got)
+		}
+		if rep := r.board.Report(time.Now()); !rep.Healthy || rep.Applied.Dtxs != 1 {
+			t.Fatalf("status %+v", rep)
+		}
+		_ = r.end()
+	})
+}
+
+// A daemon whose place was taken by another must not take the other's batch of
+// the same number for its own.
+func TestForeignBatchStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+				return target.Result{}, &dtx.Error{Op: "apply batch", Msg: "connection lost"}
+			}
+			r.open = func() (target.State, error) {
+				st := r.state
+				st.Batch = 7
+				st.Positions = []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 119}}
+				return st, nil
+			}
+		})
+		r.onePhase(9, 120)
+		err := <-r.done
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "Another daemon") {
+			t.Fatal(err)
+		}
+		if got := r.took(); strings.Contains(got, "confirm 0 0/78") {
+			t.Fatal(got)
+		}
+	})
+}
+
+// An event that breaks the stream contract stops the loop, with its place.
+func TestViolationStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, nil)
+		_ = r.emit[0](dtx.Event{Kind: dtx.EventRecord, Content: 0, LSN: 130, Record: dtx.CommitRecord{GXID: 5, Kind: dtx.TwoPhase, EndLSN: 130}})
+		err := <-r.done
+		var e *dtx.Error
+		if !errors.As(err, &e) || e.Class != dtx.ClassStop || e.GXID != 5 {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Conflicts are counted row by row and logged at most once in ten seconds
+// (field case 38).
+func TestConflictLogIsRateLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, _ *loopOptions) {
+			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+				return target.Result{Rows: 1, Conflicts: map[string]int64{"public.t": 1000}}, nil
+			}
+		})
+		for i := range 600 {
+			r.onePhase(dtx.GXID(9+i), dtx.LSN(120+i))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if err := r.end(); err != nil {
+			t.Fatal(err)
+		}
+		rep := r.board.Report(time.Now())
+		lines := strings.Count(r.logs.String(), "diverged")
+		if rep.Conflicts["public.t"] != 600_000 || lines < 5 || lines > 9 {
+			t.Fatalf("%d conflicts, %d log lines in a minute:\n%s", rep.Conflicts["public.t"], lines, r.logs.String())
+		}
+		total := 0
+		for _, line := range strings.Split(r.logs.String(), "\n") {
+			var n int
+			if _, rest, ok := strings.Cut(line, "rows="); ok {
+				_, _ = fmt.Sscan(rest, &n)
+				total += n
+			}
+		}
+		if total != 600_000 {
+			t.Errorf("the log accounts for %d rows", total)
+		}
+	})
+}
+
+// The wait line keeps the time since when (field case 17).
+func TestWaitSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, nil)
+		at := time.Now()
+		_ = r.emit[-1](dtx.Event{Kind: dtx.EventRecord, Content: -1, LSN: 130, Record: dtx.CommitRecord{
+			GXID: 5, Kind: dtx.TwoPhase, Participants: []dtx.Content{0}, EndLSN: 130}})
+		time.Sleep(90 * time.Second)
+		synctest.Wait()
+		rep := r.board.Report(time.Now())
+		if len(rep.Waits) != 1 || rep.Waits[0].GXID != 5 || len(rep.Waits[0].Missing) != 1 || rep.Waits[0].Since.Sub(at) > time.Second || rep.Healthy {
+			t.Fatalf("%+v", rep)
+		}
+		_ = r.end()
+	})
+}
