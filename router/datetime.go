@@ -138,9 +138,9 @@ func parseDate(v []byte) (int32, error) {
 }
 
 // clock reads hh:mm[:ss[.ffffff]] as microseconds since midnight, at most
-// 24:00:00. Hours may have more digits in an interval.
-func (c *cursor) clock(hourDigits int) (int64, error) {
-	h, ok := c.num(2, hourDigits)
+// 24:00:00.
+func (c *cursor) clock() (int64, error) {
+	h, ok := c.num(2, 2)
 	if !ok || !c.skip(':') {
 		return 0, errSyntax
 	}
@@ -160,7 +160,11 @@ func (c *cursor) clock(hourDigits int) (int64, error) {
 	if m > 59 || s > 60 || (s == 60 && us != 0) {
 		return 0, errRange
 	}
-	return ((int64(h)*60+int64(m))*60+int64(s))*usPerSec + int64(us), nil
+	t := ((int64(h)*60+int64(m))*60+int64(s))*usPerSec + int64(us)
+	if t > usPerDay {
+		return 0, errRange
+	}
+	return t, nil
 }
 
 // micros reads an optional fraction of a second of at most six digits. A
@@ -180,14 +184,12 @@ func (c *cursor) micros() (int, bool) {
 // parseTime reads a time without time zone as microseconds since midnight.
 func parseTime(v []byte) (int64, error) {
 	c := cursor{v: v}
-	t, err := c.clock(2)
+	t, err := c.clock()
 	switch {
 	case err != nil:
 		return 0, err
 	case !c.end():
 		return 0, errSyntax
-	case t > usPerDay:
-		return 0, errRange
 	}
 	return t, nil
 }
@@ -239,7 +241,7 @@ func (c *cursor) offset(rule zoneRule) (int, error) {
 // and, as the server stores it, the zone in seconds west of UTC.
 func parseTimetz(v []byte, rule zoneRule) (t int64, west int32, err error) {
 	c := cursor{v: v}
-	if t, err = c.clock(2); err != nil {
+	if t, err = c.clock(); err != nil {
 		return 0, 0, err
 	}
 	east, err := c.offset(rule)
@@ -248,8 +250,6 @@ func parseTimetz(v []byte, rule zoneRule) (t int64, west int32, err error) {
 		return 0, 0, err
 	case !c.end():
 		return 0, 0, errSyntax
-	case t > usPerDay:
-		return 0, 0, errRange
 	}
 	return t, int32(-east), nil
 }
@@ -268,12 +268,9 @@ func parseTimestamp(v []byte, rule zoneRule) (int64, error) {
 	if !ok || (!c.skip(' ') && !c.skip('T')) {
 		return 0, errSyntax
 	}
-	t, err := c.clock(2)
+	t, err := c.clock()
 	if err != nil {
 		return 0, err
-	}
-	if t > usPerDay {
-		return 0, errRange
 	}
 	if rule != zoneNone {
 		east, err := c.offset(rule)

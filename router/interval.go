@@ -32,14 +32,16 @@ func (iv *interval) add(n int64, u unit) error {
 	return nil
 }
 
+// addMul32 is x + n*k for a k of at most 12.
 func addMul32(x int32, n, k int64) (int32, bool) {
 	if n > math.MaxInt32 || n < math.MinInt32 {
 		return 0, false
 	}
-	r := int64(x) + n*k // k is at most 12
+	r := int64(x) + n*k
 	return int32(r), r >= math.MinInt32 && r <= math.MaxInt32
 }
 
+// addMul64 is x + n*k.
 func addMul64(x, n, k int64) (int64, bool) {
 	p := n * k
 	if n != 0 && p/n != k {
@@ -67,14 +69,22 @@ func unitOf(w []byte) unit {
 	case "day", "days", "d":
 		return unit{days: 1}
 	case "hour", "hours", "hr", "hrs", "h":
-		return unit{us: 3600 * usPerSec}
+		return hours
 	case "min", "mins", "minute", "minutes":
-		return unit{us: 60 * usPerSec}
+		return minutes
 	case "sec", "secs", "second", "seconds", "s":
-		return unit{us: usPerSec}
+		return seconds
 	}
 	return noUnit
 }
+
+// Units by themselves.
+var (
+	hours   = unit{us: 3600 * usPerSec}
+	minutes = unit{us: 60 * usPerSec}
+	seconds = unit{us: usPerSec}
+	micros  = unit{us: 1}
+)
 
 // parseInterval reads IntervalStyle postgres ("1 year 2 mons -3 days
 // +04:05:06.7"), postgres_verbose ("@ 1 year ... ago") and iso_8601
@@ -85,6 +95,11 @@ func parseInterval(v []byte) (interval, error) {
 		return parseISOInterval(v[1:])
 	}
 	var iv interval
+	ago := false
+	if n := len(v) - len(" ago"); n > 0 && string(v[n:]) == " ago" {
+		ago = true
+		v = v[:n]
+	}
 	w, rest := nextWord(v)
 	if len(w) == 1 && w[0] == '@' {
 		w, rest = nextWord(rest)
@@ -92,25 +107,16 @@ func parseInterval(v []byte) (interval, error) {
 	if len(w) == 0 {
 		return iv, errSyntax
 	}
-	if next, _ := nextWord(rest); len(next) == 0 && len(w) < 12 {
+	if next, _ := nextWord(rest); len(next) == 0 {
 		// A lone number is seconds: how "@ 0" and "0" come.
-		if n, err := parseInt(w, math.MinInt64, math.MaxInt64); err == nil {
-			return iv, iv.add(n, unit{us: usPerSec})
+		if n, err := parseInt(w, math.MinInt64+1, math.MaxInt64); err == nil {
+			return iv, iv.addQuantity(quantity{n: n}, seconds, ago)
 		}
 	}
 	for len(w) > 0 {
-		if string(w) == "ago" {
-			if next, _ := nextWord(rest); len(next) > 0 {
-				return iv, errSyntax
-			}
-			if iv.us == math.MinInt64 || iv.days == math.MinInt32 || iv.months == math.MinInt32 {
-				return iv, errRange
-			}
-			return interval{-iv.us, -iv.days, -iv.months}, nil
-		}
 		var err error
 		if hasByte(w, ':') {
-			err = iv.addClock(w)
+			err = iv.addClock(w, ago)
 		} else {
 			c := cursor{v: w}
 			var q quantity
@@ -121,7 +127,7 @@ func parseInterval(v []byte) (interval, error) {
 			if len(word) == 0 {
 				word, rest = nextWord(rest)
 			}
-			err = iv.addQuantity(q, unitOf(word))
+			err = iv.addQuantity(q, unitOf(word), ago)
 		}
 		if err != nil {
 			return iv, err
@@ -140,26 +146,41 @@ func hasByte(v []byte, b byte) bool {
 	return false
 }
 
-// addClock adds [sign]hh:mm:ss[.ffffff].
-func (iv *interval) addClock(w []byte) error {
+// addClock adds [sign]hh:mm:ss[.ffffff]. The parts are added one by one because
+// the most negative sum has no positive counterpart.
+func (iv *interval) addClock(w []byte, negate bool) error {
 	c := cursor{v: w}
 	neg := c.skip('-')
 	if !neg {
 		c.skip('+')
 	}
-	t, err := c.clock(10)
-	switch {
-	case err != nil:
-		return err
-	case !c.end():
+	h, ok := c.num(2, 10)
+	ok = ok && c.skip(':')
+	m, ok2 := c.num(2, 2)
+	ok = ok && ok2
+	s, us := 0, 0
+	if c.skip(':') {
+		s, ok2 = c.num(2, 2)
+		ok = ok && ok2
+		us, ok2 = c.micros()
+		ok = ok && ok2
+	}
+	if !ok || !c.end() {
 		return errSyntax
-	case t < 0:
+	}
+	if m > 59 || s > 59 {
 		return errRange
 	}
-	if neg {
-		t = -t
+	neg = neg != negate
+	for _, q := range [...]struct {
+		n int
+		u unit
+	}{{h, hours}, {m, minutes}, {s, seconds}, {us, micros}} {
+		if err := iv.addQuantity(quantity{n: int64(q.n)}, q.u, neg); err != nil {
+			return err
+		}
 	}
-	return iv.add(t, unit{us: 1})
+	return nil
 }
 
 // quantity is a signed decimal number: whole units and millionths.
@@ -196,14 +217,17 @@ func (c *cursor) quantity() (quantity, error) {
 
 // addQuantity adds q units. Only seconds may have a fraction: no server prints
 // another, and how it would spill into smaller units is not ours to guess.
-func (iv *interval) addQuantity(q quantity, u unit) error {
+func (iv *interval) addQuantity(q quantity, u unit, negate bool) error {
 	if u == noUnit || (q.frac != 0 && u.us != usPerSec) {
 		return errSyntax
+	}
+	if negate {
+		q.n, q.frac = -q.n, -q.frac
 	}
 	if err := iv.add(q.n, u); err != nil {
 		return err
 	}
-	return iv.add(q.frac, unit{us: 1})
+	return iv.add(q.frac, micros)
 }
 
 // parseISOInterval reads what follows the P.
@@ -225,7 +249,7 @@ func parseISOInterval(v []byte) (interval, error) {
 		}
 		u := isoUnit(c.v[c.i], inTime)
 		c.i++
-		if err := iv.addQuantity(q, u); err != nil {
+		if err := iv.addQuantity(q, u, false); err != nil {
 			return iv, err
 		}
 		any = true
@@ -247,11 +271,11 @@ func isoUnit(c byte, inTime bool) unit {
 	case !inTime && c == 'D':
 		return unit{days: 1}
 	case inTime && c == 'H':
-		return unit{us: 3600 * usPerSec}
+		return hours
 	case inTime && c == 'M':
-		return unit{us: 60 * usPerSec}
+		return minutes
 	case inTime && c == 'S':
-		return unit{us: usPerSec}
+		return seconds
 	}
 	return noUnit
 }

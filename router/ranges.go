@@ -105,6 +105,10 @@ func (n *node) bound(v []byte, s *scratch) (b bound, err error) {
 		b.x, err = parseTimestamp(v, zoneNone)
 	case opTimestamptz:
 		b.x, err = parseTimestamp(v, n.zone())
+	case opFloat4, opFloat8:
+		var x float64
+		x, err = parseFloat(v, n.op == opFloat4)
+		b.x = floatOrder(x)
 	case opNumeric:
 		b.isNumber = true
 		b.off = len(s.buf)
@@ -115,10 +119,24 @@ func (n *node) bound(v []byte, s *scratch) (b bound, err error) {
 	return b, err
 }
 
+// floatOrder maps a float to an integer of the same order as the server's: both
+// zeros equal, NaN above everything.
+func floatOrder(x float64) int64 {
+	switch {
+	case x != x:
+		return math.MaxInt64
+	case x == 0:
+		return 0
+	case x < 0:
+		return -int64(math.Float64bits(-x))
+	}
+	return int64(math.Float64bits(x))
+}
+
 // hashBound hashes a bound.
 func (n *node) hashBound(v []byte, b bound, s *scratch) (uint32, error) {
 	switch {
-	case !b.known:
+	case !b.known, n.op == opFloat4, n.op == opFloat8:
 		return n.hash(v, s)
 	case b.isNumber:
 		return b.dec.hash(s.buf[b.off : b.off+2*b.dec.digits]), nil
@@ -183,6 +201,9 @@ func (n *node) readRange(c *cursor, s *scratch) (r rangeValue, err error) {
 // check finds a range without a point, and a lower bound above the upper.
 func (r *rangeValue) check(s *scratch) error {
 	if !r.l.known || !r.h.known {
+		if r.lo != nil && r.hi != nil && bytes.Equal(r.lo, r.hi) && r.flags&(rangeLowerInc|rangeUpperInc) != rangeLowerInc|rangeUpperInc {
+			r.flags = rangeEmpty
+		}
 		return nil
 	}
 	switch c := r.l.compare(r.h, s); {
