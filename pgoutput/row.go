@@ -90,6 +90,10 @@ type Tuple struct {
 // Len returns the number of columns; 0 for an absent tuple.
 func (t Tuple) Len() int { return t.n }
 
+// Raw returns the encoded values, without the column count. It aliases the
+// message. Two tuples of one relation are equal when their raw bytes are.
+func (t Tuple) Raw() []byte { return t.raw }
+
 // Append appends the tuple's values to dst and returns it. Nothing is copied.
 func (t Tuple) Append(dst []Value) []Value {
 	b := t.raw

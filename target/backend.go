@@ -2,8 +2,6 @@ package target
 
 import (
 	"context"
-	"encoding/binary"
-	"fmt"
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -66,6 +64,8 @@ type DeleteOp struct {
 	Differ Set
 	// Fetch lists columns to return of every deleted row.
 	Fetch []int
+	// Ordinals asks for Found.Ordinals even without columns to fetch.
+	Ordinals bool
 	// Partial tells that some keys are expected to match nothing, so that
 	// Found.Missing need not be filled.
 	Partial bool
@@ -93,8 +93,10 @@ type ImageOp struct {
 	// Count says how many rows to delete per image, at least 1.
 	Count []int64
 	// Fetch lists columns to return of every deleted row.
-	Fetch   []int
-	Partial bool
+	Fetch []int
+	// Ordinals asks for Found.Ordinals even without columns to fetch.
+	Ordinals bool
+	Partial  bool
 }
 
 // Found tells what an operation met.
@@ -131,103 +133,3 @@ func (e *DataError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the cause.
 func (e *DataError) Unwrap() error { return e.Err }
-
-// Vec is a column of text values. It is kept as PostgreSQL's binary format of
-// text[] from the start, so that handing it to a server costs no conversion.
-// The zero Vec is empty and ready for use.
-type Vec struct {
-	n     int
-	nulls bool
-	buf   []byte
-}
-
-// vecHeader is the size of a one-dimensional array's header: dimensions, null
-// flag, element type, length, lower bound (array_send, arrayfuncs.c).
-const vecHeader = 20
-
-// textOID is the element type of a Vec.
-const textOID = 25
-
-// Reset empties the vector and keeps its memory.
-func (v *Vec) Reset() { v.n, v.nulls, v.buf = 0, false, v.buf[:0] }
-
-// Len returns the number of values.
-func (v *Vec) Len() int { return v.n }
-
-// HasNull reports whether a value is NULL.
-func (v *Vec) HasNull() bool { return v.nulls }
-
-// Size returns the bytes held.
-func (v *Vec) Size() int { return len(v.buf) }
-
-func (v *Vec) grow() {
-	if len(v.buf) == 0 {
-		v.buf = append(v.buf, make([]byte, vecHeader)...)
-	}
-	v.n++
-}
-
-// Append adds a value; it is copied.
-func (v *Vec) Append(b []byte) {
-	v.grow()
-	v.buf = binary.BigEndian.AppendUint32(v.buf, uint32(len(b)))
-	v.buf = append(v.buf, b...)
-}
-
-// AppendNull adds a NULL.
-func (v *Vec) AppendNull() {
-	v.grow()
-	v.nulls = true
-	v.buf = binary.BigEndian.AppendUint32(v.buf, 0xffffffff)
-}
-
-// AppendValue adds a decoded value. An unchanged TOAST value has no place here.
-func (v *Vec) AppendValue(x pgoutput.Value) {
-	switch x.Kind {
-	case pgoutput.ValueText:
-		v.Append(x.Data)
-	case pgoutput.ValueNull:
-		v.AppendNull()
-	default:
-		panic(fmt.Sprintf("target: value of kind %q in a column vector", x.Kind))
-	}
-}
-
-// TextArray returns the vector as a text[] in binary format. It is valid until
-// the next change.
-func (v *Vec) TextArray() []byte {
-	if v.n == 0 {
-		h := make([]byte, 12) // no dimensions, no nulls
-		binary.BigEndian.PutUint32(h[8:], textOID)
-		return h
-	}
-	h := v.buf[:vecHeader]
-	binary.BigEndian.PutUint32(h, 1)
-	var flag uint32
-	if v.nulls {
-		flag = 1
-	}
-	binary.BigEndian.PutUint32(h[4:], flag)
-	binary.BigEndian.PutUint32(h[8:], textOID)
-	binary.BigEndian.PutUint32(h[12:], uint32(v.n))
-	binary.BigEndian.PutUint32(h[16:], 1)
-	return v.buf
-}
-
-// All calls f for every value in order; nil is NULL.
-func (v *Vec) All(f func(i int, b []byte)) {
-	b := v.buf
-	if v.n > 0 {
-		b = b[vecHeader:]
-	}
-	for i := range v.n {
-		n := binary.BigEndian.Uint32(b)
-		b = b[4:]
-		if n == 0xffffffff {
-			f(i, nil)
-			continue
-		}
-		f(i, b[:n:n])
-		b = b[n:]
-	}
-}

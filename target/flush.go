@@ -1,0 +1,395 @@
+package target
+
+import (
+	"bytes"
+	"slices"
+
+	"cbrepl/pgoutput"
+)
+
+// flush queues what table t has pending and ends its window.
+func (r *run) flush(t *table) error {
+	var err error
+	if t.mode == modeFold {
+		fl := flusher{run: r, t: t, f: t.fold, sh: t.shape}
+		err = fl.flush()
+	} else {
+		err = r.sendCopies(t, t.shape.copyCols)
+	}
+	if err != nil {
+		return err
+	}
+	r.bytes -= t.bytes
+	r.rows -= t.rows
+	r.e.endWindow(t)
+	return nil
+}
+
+// flusher sends one table's net effects: deletes, updates in place, inserts.
+//
+// No statement fails on a unique constraint that the changes satisfy one by
+// one. Deletes only free values. An update in place leaves every unique column
+// but the identity as it is, since it passes over rows that differ there
+// (guards), and those are deleted afterwards. Inserts come last, when all rows
+// that kept their unique values are in place, and no others.
+type flusher struct {
+	*run
+	t      *table
+	f      *fold
+	sh     *shape
+	groups []*group
+	whole  *group  // of updates that lack nothing
+	full   []*work // statements that take no more rows
+	kv     [][]byte
+	v      []pgoutput.Value
+	mask   []byte
+	// refilled tells that some records have fetched extra columns.
+	refilled bool
+}
+
+// group is the records that lack the same columns.
+type group struct {
+	mask       []byte
+	fetch      bool
+	unresolved []int   // source columns without a value
+	works      []*work // open, one per place
+}
+
+// work is one statement being collected, and what came of it.
+type work struct {
+	g     *group
+	place int
+	n     int
+	size  int64
+	keys  []*Vec
+	// setCols and sameCols are source columns; set and same their values.
+	setCols, sameCols []int
+	set, same         []*Vec
+	count             []int64 // of images
+	recs              []int32
+	parts             []int32
+	// found is what each segment answered, per operation sent; updated what an
+	// update in place found before moveShort.
+	found   [][]Found
+	updated []Found
+}
+
+func (fl *flusher) flush() error {
+	t := fl.t
+	if fl.sh.images {
+		if err := fl.deleteImages(); err != nil {
+			return err
+		}
+	} else {
+		if err := fl.deletes(); err != nil {
+			return err
+		}
+		if err := fl.updates(); err != nil {
+			return err
+		}
+	}
+	// Inserts: whole rows first, then those that carry the extra columns.
+	if err := fl.inserts(false); err != nil {
+		return err
+	}
+	if err := fl.sendCopies(t, fl.sh.copyCols); err != nil {
+		return err
+	}
+	if !fl.refilled {
+		return nil
+	}
+	if err := fl.inserts(true); err != nil {
+		return err
+	}
+	return fl.sendCopies(t, fl.sh.withExtra())
+}
+
+// withExtra lists the columns of a row with fetched extra columns.
+func (s *shape) withExtra() []int {
+	return append(append([]int(nil), s.copyCols...), s.extra...)
+}
+
+// uncertain reports whether a row's present segment is only guessed or not
+// known, so that counts have to be awaited and other segments searched.
+func (fl *flusher) uncertain() bool {
+	switch fl.t.place {
+	case placeRandom:
+		return len(fl.t.segs) > 1
+	case placeHash:
+		return !fl.sh.keyed && !fl.sh.full && len(fl.t.segs) > 1
+	}
+	return false
+}
+
+// oldPlace says where record rec was before the window.
+func (fl *flusher) oldPlace(rec *record) (int, error) {
+	t, sh := fl.t, fl.sh
+	switch t.place {
+	case placeServer:
+		return 0, nil
+	case placeReplicated:
+		return everywhere, nil
+	}
+	key := fl.f.get(fl.f.slots[rec.orig].key)
+	if sh.images {
+		fl.v = appendValues(fl.v[:0], key)
+		return fl.segment(t, fl.v)
+	}
+	fl.kv = appendKeyValues(fl.kv[:0], key)
+	switch {
+	case t.place == placeRandom:
+		return t.route(fl.kv)
+	case sh.keyed:
+		dist := fl.run.key[:0]
+		for _, k := range sh.distInKey {
+			dist = append(dist, fl.kv[k])
+		}
+		fl.run.key = dist
+		return t.route(dist)
+	case sh.full:
+		return int(rec.seg), nil
+	}
+	return somewhere, nil
+}
+
+// deletes sends the deletes of rows that are gone and of rows that move.
+func (fl *flusher) deletes() error {
+	f, sh := fl.f, fl.sh
+	await := fl.uncertain()
+	for n := range f.records {
+		rec := &f.records[n]
+		if rec.orig == none {
+			continue
+		}
+		old, err := fl.oldPlace(rec)
+		if err != nil {
+			return fl.at(rec.part, err)
+		}
+		g := fl.group(nil, false)
+		if rec.cur != none {
+			if rec.move, err = fl.moves(rec, old); err != nil {
+				return err
+			}
+			if !rec.move {
+				continue
+			}
+			if rec.partial || len(sh.extra) > 0 {
+				g = fl.group(f.get(rec.img), true)
+				await = true
+			}
+			// A moved row that is missing must not be inserted when conflicts are
+			// only logged.
+			await = await || fl.e.opt.OnConflict == ConflictLog
+		}
+		w := fl.workFor(g, old)
+		fl.addKey(w, int32(n), rec)
+	}
+	return fl.sendDeletes(fl.takeWorks(), await)
+}
+
+// moves reports whether a live record that was in the table has to be deleted
+// and inserted: its identity or its segment changed.
+func (fl *flusher) moves(rec *record, old int) (bool, error) {
+	if rec.cur != rec.orig {
+		return true, nil
+	}
+	if fl.t.place != placeHash || fl.sh.keyed || old == somewhere {
+		return false, nil
+	}
+	fl.v = appendValues(fl.v[:0], fl.f.get(rec.img))
+	seg, err := fl.segment(fl.t, fl.v)
+	if err != nil {
+		return false, fl.at(rec.part, err)
+	}
+	return seg != old && seg != somewhere, nil
+}
+
+// group finds the group of records that lack the same columns as img. fetch
+// tells that its rows are fetched when they are deleted.
+func (fl *flusher) group(img []byte, fetch bool) *group {
+	mask := fl.mask[:0]
+	if img != nil {
+		fl.v = appendValues(fl.v[:0], img)
+		for i, v := range fl.v {
+			if v.Kind == pgoutput.ValueUnchanged {
+				for len(mask) <= i/8 {
+					mask = append(mask, 0)
+				}
+				mask[i/8] |= 1 << (i % 8)
+			}
+		}
+		fl.mask = mask
+	}
+	for _, g := range fl.groups {
+		if g.fetch == fetch && bytes.Equal(g.mask, mask) {
+			return g
+		}
+	}
+	g := &group{mask: bytes.Clone(mask), fetch: fetch}
+	if len(mask) > 0 {
+		for i, v := range fl.v {
+			if v.Kind == pgoutput.ValueUnchanged {
+				g.unresolved = append(g.unresolved, i)
+			}
+		}
+	}
+	fl.groups = append(fl.groups, g)
+	return g
+}
+
+// fetchCols lists the target columns to fetch of a row that lacks the group's.
+func (fl *flusher) fetchCols(g *group) []int {
+	cols := make([]int, 0, len(g.unresolved)+len(fl.sh.extra))
+	for _, s := range g.unresolved {
+		cols = append(cols, fl.sh.cols[s])
+	}
+	return append(cols, fl.sh.extra...)
+}
+
+// workFor returns the group's open statement for a place.
+func (fl *flusher) workFor(g *group, place int) *work {
+	for i, w := range g.works {
+		if w.place != place {
+			continue
+		}
+		if w.n < fl.e.opt.ChunkRows && w.size < fl.e.opt.QueueBytes/4 {
+			return w
+		}
+		fl.full = append(fl.full, w)
+		g.works = append(g.works[:i], g.works[i+1:]...)
+		break
+	}
+	w := &work{g: g, place: place, keys: fl.vecs(len(fl.sh.key))}
+	g.works = append(g.works, w)
+	return w
+}
+
+// takeWorks returns every statement collected, and starts over.
+func (fl *flusher) takeWorks() []*work {
+	out := fl.full
+	for _, g := range fl.groups {
+		out = append(out, g.works...)
+	}
+	fl.full, fl.groups = nil, nil
+	return out
+}
+
+func (fl *flusher) vecs(n int) []*Vec {
+	out := make([]*Vec, n)
+	for i := range out {
+		out[i] = fl.e.pool.vec()
+	}
+	return out
+}
+
+// addKey adds a record by the identity it had before the window.
+func (fl *flusher) addKey(w *work, n int32, rec *record) {
+	key := fl.f.get(fl.f.slots[rec.orig].key)
+	if fl.sh.images {
+		fl.v = appendValues(fl.v[:0], key)
+		for i, k := range fl.sh.key {
+			w.keys[i].AppendValue(fl.v[k])
+		}
+	} else {
+		fl.kv = appendKeyValues(fl.kv[:0], key)
+		for i, v := range fl.kv {
+			w.keys[i].Append(v)
+		}
+	}
+	w.n++
+	w.size += int64(len(key)) + 16
+	w.recs = append(w.recs, n)
+	w.parts = append(w.parts, rec.part)
+}
+
+// updates sends the updates in place, and deletes rows that turn out to need a
+// move: their unique values change, or they live on another segment.
+func (fl *flusher) updates() error {
+	f, sh := fl.f, fl.sh
+	for n := range f.records {
+		rec := &f.records[n]
+		if rec.orig == none || rec.cur == none || rec.move {
+			continue
+		}
+		img := f.get(rec.img)
+		g := fl.whole
+		if rec.partial || g == nil {
+			g = fl.group(img, false)
+			if !rec.partial {
+				fl.whole = g
+			}
+		}
+		place, err := fl.oldPlace(rec)
+		if err == nil && place == somewhere {
+			fl.v = appendValues(fl.v[:0], img)
+			place, err = fl.segment(fl.t, fl.v)
+		}
+		if err != nil {
+			return fl.at(rec.part, err)
+		}
+		w := fl.workFor(g, place)
+		if w.n == 0 {
+			w.setCols, w.sameCols = fl.without(sh.set, g), fl.without(sh.guards, g)
+			w.set, w.same = fl.vecs(len(w.setCols)), fl.vecs(len(w.sameCols))
+		}
+		fl.addKey(w, int32(n), rec)
+		fl.v = appendValues(fl.v[:0], img)
+		for i, s := range w.setCols {
+			w.set[i].AppendValue(fl.v[s])
+		}
+		for i, s := range w.sameCols {
+			w.same[i].AppendValue(fl.v[s])
+		}
+		w.size += int64(len(img))
+	}
+	fl.whole = nil
+	return fl.sendUpdates(fl.takeWorks(), len(sh.guards) > 0 || fl.uncertain())
+}
+
+// without lists the columns that are not unresolved in g.
+func (fl *flusher) without(cols []int, g *group) []int {
+	if len(g.unresolved) == 0 {
+		return cols
+	}
+	out := make([]int, 0, len(cols))
+	for _, c := range cols {
+		if !slices.Contains(g.unresolved, c) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// targets translates source columns to target columns.
+func (s *shape) targets(cols []int) []int {
+	out := make([]int, len(cols))
+	for i, c := range cols {
+		out[i] = s.cols[c]
+	}
+	return out
+}
+
+// inserts sends new and moved rows; with fetched, only those that carry the
+// extra columns, without it, only the others.
+func (fl *flusher) inserts(fetched bool) error {
+	f, t := fl.f, fl.t
+	cols := fl.sh.copyCols
+	if fetched {
+		cols = fl.sh.withExtra()
+	}
+	for n := range f.records {
+		rec := &f.records[n]
+		if rec.cur == none || rec.skip || rec.orig != none && !rec.move || rec.fetched != fetched {
+			continue
+		}
+		fl.v = appendValues(fl.v[:0], f.get(rec.img))
+		place, err := fl.segmentOfNew(t, fl.v, rec.part)
+		if err != nil {
+			return err
+		}
+		if err := fl.addCopy(t, place, cols, fl.v, rec.part); err != nil {
+			return err
+		}
+	}
+	return nil
+}

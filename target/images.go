@@ -1,0 +1,190 @@
+package target
+
+import (
+	"context"
+)
+
+// deleteImages deletes rows whose whole contents are their identity: per image
+// as many as left it. Equal images are one entry with a count.
+func (fl *flusher) deleteImages() error {
+	f, sh := fl.f, fl.sh
+	// The slots' lists have served; head becomes the chain of records that left,
+	// linked by next.
+	for i := range f.slots {
+		f.slots[i].head, f.slots[i].orig = none, 0 // orig counts from here on
+	}
+	g := fl.group(nil, len(sh.extra) > 0)
+	fetch := false
+	for n := len(f.records) - 1; n >= 0; n-- {
+		rec := &f.records[n]
+		if rec.orig == none || rec.cur == rec.orig {
+			continue
+		}
+		s := &f.slots[rec.orig]
+		rec.next = s.head
+		s.head = int32(n)
+		s.orig++
+		if rec.cur != none {
+			rec.move = true
+			fetch = fetch || len(sh.extra) > 0
+		}
+	}
+	g.fetch = fetch
+	await := fetch || fl.uncertain() || fl.e.opt.OnConflict == ConflictLog
+	for i := range f.slots {
+		s := &f.slots[i]
+		if s.orig == 0 {
+			continue
+		}
+		rec := &f.records[s.head]
+		place, err := fl.oldPlace(rec)
+		if err != nil {
+			return fl.at(rec.part, err)
+		}
+		w := fl.workFor(g, place)
+		fl.addKey(w, s.head, rec)
+		w.count = append(w.count, int64(s.orig))
+	}
+	works := fl.takeWorks()
+	for _, w := range works {
+		if err := fl.sendImages(w, w.place, await); err != nil {
+			return err
+		}
+	}
+	if !await {
+		return nil
+	}
+	if err := fl.lanes.wait(); err != nil {
+		return err
+	}
+	for _, w := range works {
+		if err := fl.settleImages(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendImages queues a delete by images.
+func (fl *flusher) sendImages(w *work, place int, await bool) error {
+	r, t, sh := fl.run, fl.t, fl.sh
+	op := &ImageOp{Table: t.Table, N: w.n, Image: Set{sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
+		Partial: fl.uncertain()}
+	if w.g.fetch {
+		op.Fetch = fl.fetchCols(w.g)
+	}
+	from, to := t.indexes(place)
+	found, parts := make([]Found, to-from), w.parts
+	w.found = [][]Found{found}
+	var want int64
+	for _, c := range w.count {
+		want += c
+	}
+	free := func() {}
+	if !await {
+		free = func() { r.releaseWork(w) }
+	}
+	op.Image.seal()
+	return r.broadcast(t, place, w.size, free, func(ctx context.Context, i int) error {
+		got, err := r.be.DeleteImages(ctx, t.segs[i], op)
+		if err != nil {
+			return r.opError(t, t.segs[i], r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), "delete rows", err)
+		}
+		found[i-from] = got
+		if await {
+			return nil
+		}
+		return r.check(t, sh, i, place, &op.Image, parts, conflictMissingDelete, want, got)
+	})
+}
+
+// settleImages gives the rows found to the records that left their image, looks
+// for the rest on other segments where the place was a guess, and reports what
+// no segment had.
+func (fl *flusher) settleImages(w *work) error {
+	if fl.t.place == placeReplicated {
+		for i, got := range w.found[0] {
+			if got.Rows != w.found[0][0].Rows {
+				return fl.conflictsAt(fl.t, fl.sh, conflictCopies, 1, none, nil, fl.t.segs[i])
+			}
+		}
+	}
+	left := fl.take(w, w.found[0][0])
+	if fl.uncertain() {
+		for seg := range fl.t.segs {
+			if len(left) == 0 {
+				break
+			}
+			if seg == w.place {
+				continue
+			}
+			a := &work{g: w.g, place: seg, keys: fl.vecs(len(fl.sh.key))}
+			for _, n := range left {
+				rec := &fl.f.records[n]
+				fl.addKey(a, n, rec)
+				a.count = append(a.count, fl.chain(n))
+			}
+			if err := fl.sendImages(a, seg, true); err != nil {
+				return err
+			}
+			if err := fl.lanes.wait(); err != nil {
+				return err
+			}
+			left = fl.take(a, a.found[0][0])
+			fl.release(a)
+		}
+	}
+	fl.release(w)
+	for _, n := range left {
+		for ; n != none; n = fl.f.records[n].next {
+			rec := &fl.f.records[n]
+			rec.skip = true
+			kind := conflictMissingDelete
+			if rec.cur != none {
+				kind = conflictMissingUpdate
+			}
+			if err := fl.conflicts(fl.t, fl.sh, kind, 1, rec.part, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// chain counts the records from n on.
+func (fl *flusher) chain(n int32) int64 {
+	var c int64
+	for ; n != none; n = fl.f.records[n].next {
+		c++
+	}
+	return c
+}
+
+// take hands the found rows to the records of their image, first come first
+// served, and returns the heads of the chains that are left.
+func (fl *flusher) take(w *work, got Found) []int32 {
+	heads := append([]int32(nil), w.recs...)
+	nf := 0
+	if w.g.fetch {
+		nf = len(fl.sh.extra)
+	}
+	for r, ord := range got.Ordinals {
+		n := heads[ord]
+		if n == none {
+			continue
+		}
+		rec := &fl.f.records[n]
+		heads[ord] = rec.next
+		rec.hit = true
+		if nf > 0 && rec.cur != none {
+			fl.refill(rec, w.g, got.Values[r*nf:(r+1)*nf])
+		}
+	}
+	left := heads[:0]
+	for _, n := range heads {
+		if n != none {
+			left = append(left, n)
+		}
+	}
+	return left
+}

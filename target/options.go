@@ -1,0 +1,78 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+
+	"cbrepl/dtx"
+)
+
+// OnConflict says what happens when source and target turn out to differ.
+type OnConflict uint8
+
+const (
+	// ConflictStop stops the subscription; the batch is undone.
+	ConflictStop OnConflict = iota
+	// ConflictLog counts the row and goes on without it.
+	ConflictLog
+)
+
+// Options bound what the engine holds in memory. They shape statements, never
+// results.
+type Options struct {
+	OnConflict OnConflict
+	// WindowBytes bounds the changes held before they are sent: rows, keys and
+	// bookkeeping. A single larger row passes alone. 0 is 32 MiB.
+	WindowBytes int64
+	// WindowRows bounds the rows held in one window. 0 is 250,000.
+	WindowRows int
+	// QueueBytes bounds the operations waiting for the target's segments. 0 is
+	// 32 MiB.
+	QueueBytes int64
+	// ChunkBytes is the size at which buffered inserts are sent. 0 is 512 KiB.
+	ChunkBytes int
+	// ChunkRows bounds the rows of one update or delete statement. 0 is 50,000.
+	ChunkRows int
+}
+
+// EnsureDefaults fills what was left zero.
+func (o *Options) EnsureDefaults() {
+	if o.WindowBytes == 0 {
+		o.WindowBytes = 32 << 20
+	}
+	if o.WindowRows == 0 {
+		o.WindowRows = 250_000
+	}
+	if o.QueueBytes == 0 {
+		o.QueueBytes = 32 << 20
+	}
+	if o.ChunkBytes == 0 {
+		o.ChunkBytes = 512 << 10
+	}
+	if o.ChunkRows == 0 {
+		o.ChunkRows = 50_000
+	}
+}
+
+// Validate joins all problems.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.OnConflict > ConflictLog {
+		errs = append(errs, fmt.Errorf("on_conflict %d is not known", o.OnConflict))
+	}
+	for _, f := range []struct {
+		name string
+		v    int64
+	}{
+		{"window bytes", o.WindowBytes}, {"window rows", int64(o.WindowRows)}, {"queue bytes", o.QueueBytes},
+		{"chunk bytes", int64(o.ChunkBytes)}, {"chunk rows", int64(o.ChunkRows)},
+	} {
+		if f.v < 1 {
+			errs = append(errs, fmt.Errorf("%s is %d: want at least 1", f.name, f.v))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return &dtx.Error{Op: "check apply options", Err: errors.Join(errs...), Class: dtx.ClassStop}
+}

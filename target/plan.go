@@ -1,0 +1,335 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/router"
+	"cbrepl/source"
+)
+
+// placement says how a table's rows find their segment.
+type placement uint8
+
+const (
+	placeServer     placement = iota // one session; the server places rows
+	placeReplicated                  // every segment has every row
+	placeHash                        // the distribution key's hash
+	placeRandom                      // any segment; ours is named by the row's identity
+)
+
+// table is a target table with what the engine derives from it, and the changes
+// of the current window.
+type table struct {
+	*Table
+	name   Name
+	place  placement
+	router *router.Router // placeHash and placeRandom
+	segs   []dtx.Content  // the segments that hold rows
+	// guards are the columns, ascending, that an update in place leaves alone: a
+	// row that changes there is deleted and inserted. Secondary unique columns are
+	// guards because rows that swap or shift unique values collide while they are
+	// updated one after the other; so are columns that UPDATE cannot write.
+	guards []int
+	// sources lists the source tables that map here.
+	sources []Name
+	shapes  []*shape
+	window
+}
+
+// shape is how the tuples of one version of a source relation lie in a target
+// table. "Source column" means an index into the tuple.
+type shape struct {
+	cols     []int // per source column its target column, -1 when not written
+	copyCols []int // the written target columns, in tuple order
+	// key are the identity's source columns in target column order; keyTarget
+	// the same as target columns. Empty when rows cannot be identified.
+	key, keyTarget []int
+	// images is set when the whole row is the identity.
+	images bool
+	// full is set when old tuples are complete rows.
+	full bool
+	// dist are the source columns of the target's distribution key, in key order.
+	dist []int
+	// keyed tells that the identity alone names the segment.
+	keyed bool
+	// distInKey are the places of dist within key, when keyed.
+	distInKey []int
+	// place are the source columns whose text places a row of a random table.
+	place  []int
+	guards []int // source columns that are guards, ascending by target column
+	set    []int // source columns that an update in place writes
+	extra  []int // target-only columns: kept on update, fetched when a row moves
+}
+
+// relation is what the engine knows of one pgoutput.Relation.
+type relation struct {
+	rel   *pgoutput.Relation
+	table *table
+	shape *shape
+	// lowestOnly is set for tables replicated on the source.
+	lowestOnly bool
+}
+
+func newTable(t *Table, segments []dtx.Content) (*table, error) {
+	out := &table{Table: t, name: Name{t.Schema, t.Name}}
+	switch t.Kind {
+	case Heap, PartitionRoot, AppendOptimized:
+	default:
+		return nil, fmt.Errorf("table %s on the target is not a table that rows can be written to", t)
+	}
+	guard := make([]bool, len(t.Columns))
+	for i := range t.Columns {
+		guard[i] = t.Columns[i].IdentityAlways
+	}
+	for _, c := range t.Pinned {
+		guard[c] = true
+	}
+	for _, u := range t.Uniques {
+		for _, c := range u.Reads {
+			guard[c] = true
+		}
+	}
+	server := len(segments) == 1 && segments[0] == ServerPlaced
+	if server {
+		out.place, out.segs = placeServer, segments
+		for _, c := range t.Policy.Columns {
+			if i := t.Column(c.Name); i >= 0 {
+				guard[i] = true
+			}
+		}
+	} else if err := out.placeRows(segments); err != nil {
+		return nil, err
+	}
+	for i, g := range guard {
+		if g {
+			out.guards = append(out.guards, i)
+		}
+	}
+	return out, nil
+}
+
+// placeRows prepares routing on a target whose segments the engine addresses.
+func (t *table) placeRows(segments []dtx.Content) error {
+	p := t.Policy
+	if p.NumSegments < 1 || p.NumSegments > len(segments) {
+		return fmt.Errorf("table %s is spread over %d segments on the target, which has %d", t, p.NumSegments, len(segments))
+	}
+	t.segs = segments[:p.NumSegments]
+	switch p.Kind {
+	case router.Replicated:
+		t.place = placeReplicated
+		return nil
+	case router.Hash:
+		t.place = placeHash
+	case router.Random:
+		t.place = placeRandom
+	}
+	r, err := router.New(p)
+	if err != nil {
+		return fmt.Errorf("table %s: %w", t, err)
+	}
+	t.router = r
+	return nil
+}
+
+// newShape maps the columns of rel by name and chooses the identity. Every
+// problem found is in the error. src may be nil.
+func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (*shape, error) {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	sh := &shape{cols: make([]int, len(rel.Columns)), full: rel.Identity == pgoutput.IdentityFull}
+	of := make([]int, len(t.Columns)) // source column per target column
+	for i := range of {
+		of[i] = -1
+	}
+	for i := range rel.Columns {
+		name := rel.Columns[i].Name
+		c := t.Column(name)
+		sh.cols[i] = c
+		switch {
+		case c < 0:
+			bad("column %q is missing on the target", name)
+		case t.Columns[c].Generated && sourceGenerated(src, name):
+			sh.cols[i] = -1 // the target computes it, too
+		case t.Columns[c].Generated:
+			bad("column %q is generated on the target and a plain column on the source", name)
+		case of[c] >= 0:
+			bad("column %q is sent twice", name)
+		default:
+			of[c] = i
+			sh.copyCols = append(sh.copyCols, c)
+		}
+	}
+	for c := range t.Columns {
+		col := &t.Columns[c]
+		if of[c] >= 0 || col.Generated {
+			continue
+		}
+		sh.extra = append(sh.extra, c)
+		if col.NotNull && !col.HasDefault {
+			bad("column %q exists on the target only, is NOT NULL and has no default", col.Name)
+		}
+	}
+	for _, k := range t.Policy.Columns {
+		c := t.Column(k.Name)
+		switch {
+		case t.place != placeHash:
+		case c < 0 || of[c] < 0:
+			bad("column %q of the target's distribution key is not among the published columns", k.Name)
+		default:
+			sh.dist = append(sh.dist, of[c])
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	t.chooseIdentity(sh, rel, src, of)
+	isKey := make([]bool, len(rel.Columns))
+	for _, s := range sh.key {
+		isKey[s] = true
+	}
+	sh.keyed = len(sh.key) > 0 && !sh.images
+	for _, d := range sh.dist {
+		sh.keyed = sh.keyed && isKey[d]
+		sh.distInKey = append(sh.distInKey, slices.Index(sh.key, d))
+	}
+	for c, s := range of {
+		if s < 0 {
+			continue
+		}
+		if len(sh.key) == 0 || sh.images {
+			sh.place = append(sh.place, s)
+		}
+		if isKey[s] {
+			continue
+		}
+		if slices.Contains(t.guards, c) {
+			sh.guards = append(sh.guards, s)
+		} else {
+			sh.set = append(sh.set, s)
+		}
+	}
+	if !sh.images && len(sh.key) > 0 {
+		sh.place = sh.key
+	}
+	return sh, nil
+}
+
+func sourceGenerated(src *source.Table, name string) bool {
+	if src == nil {
+		return false
+	}
+	for i := range src.Columns {
+		if src.Columns[i].Name == name {
+			return src.Columns[i].Generated
+		}
+	}
+	return false
+}
+
+// chooseIdentity decides what identifies a row. Under REPLICA IDENTITY FULL the
+// relation marks every column as key, which says nothing: the source's primary
+// key is taken, else a unique key of the target, else the whole row.
+func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Table, of []int) {
+	use := func(target []int) {
+		slices.Sort(target)
+		sh.keyTarget = target
+		for _, c := range target {
+			sh.key = append(sh.key, of[c])
+		}
+	}
+	var target []int
+	switch rel.Identity {
+	case pgoutput.IdentityDefault, pgoutput.IdentityIndex:
+		for i := range rel.Columns {
+			if rel.Columns[i].Key && sh.cols[i] >= 0 {
+				target = append(target, sh.cols[i])
+			}
+		}
+		use(target)
+		return
+	case pgoutput.IdentityNothing:
+		return
+	}
+	if src != nil {
+		complete := true
+		for i := range src.Columns {
+			if !src.Columns[i].PrimaryKey {
+				continue
+			}
+			c := t.Column(src.Columns[i].Name)
+			if c < 0 || of[c] < 0 {
+				complete = false
+				break
+			}
+			target = append(target, c)
+		}
+		if complete && len(target) > 0 {
+			use(target)
+			return
+		}
+	}
+	for _, u := range t.Uniques {
+		ok := u.Plain && !u.Exclusion && len(u.Columns) > 0
+		for _, c := range u.Columns {
+			ok = ok && of[c] >= 0 && t.Columns[c].NotNull
+		}
+		if ok {
+			use(slices.Clone(u.Columns))
+			return
+		}
+	}
+	sh.images = true
+	target = nil
+	for c, s := range of {
+		if s >= 0 {
+			target = append(target, c)
+		}
+	}
+	use(target)
+}
+
+// same reports whether tuples of both shapes can stand in one window.
+func (s *shape) same(o *shape) bool {
+	return s.images == o.images && s.full == o.full &&
+		slices.Equal(s.cols, o.cols) && slices.Equal(s.key, o.key)
+}
+
+// shapeFor returns the table's shape for rel, an equal earlier one where there
+// is one.
+func (t *table) shapeFor(rel *pgoutput.Relation, src *source.Table) (*shape, error) {
+	sh, err := t.newShape(rel, src)
+	if err != nil {
+		return nil, err
+	}
+	for _, old := range t.shapes {
+		if old.same(sh) {
+			return old, nil
+		}
+	}
+	t.shapes = append(t.shapes, sh)
+	return sh, nil
+}
+
+// published builds the relation that src will announce, to check it at start.
+func published(src *source.Table) *pgoutput.Relation {
+	rel := &pgoutput.Relation{Schema: src.Schema, Name: src.Name, Identity: src.Identity}
+	for i := range src.Columns {
+		c := &src.Columns[i]
+		if c.Generated {
+			continue
+		}
+		rel.Columns = append(rel.Columns, pgoutput.Column{Key: c.Key, Name: c.Name, TypeOID: c.TypeOID})
+	}
+	return rel
+}
+
+// columnNames joins the names of target columns for a message.
+func (t *table) columnNames(cols []int) string {
+	return strings.Join(t.ColumnNames(cols), ", ")
+}

@@ -1,0 +1,199 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+)
+
+// run is one Apply.
+type run struct {
+	e     *Engine
+	be    Backend
+	lanes *lanes
+	// parts are the batch's parts in order; part is the one being read.
+	parts []dtx.Part
+	part  int32
+	// bytes and rows are what the open window holds.
+	bytes int64
+	rows  int
+	// dirty lists the tables with an open window, in the order they were opened.
+	// A table may stand here twice, or be idle again.
+	dirty []*table
+	// skipped counts rows left out because another content's copy is applied.
+	skipped int64
+
+	mu     sync.Mutex // guards result while lanes run
+	result Result
+
+	// Scratch of the reading goroutine.
+	vals, old []pgoutput.Value
+	key       [][]byte
+	keyBuf    []byte
+	img       []byte
+}
+
+func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be Backend) *run {
+	r := &run{e: e, be: be, lanes: newLanes(ctx, len(e.segments), e.opt.QueueBytes)}
+	for _, s := range b.Steps {
+		r.parts = append(r.parts, s.Parts...)
+	}
+	return r
+}
+
+func (r *run) finish(err error) error { return r.lanes.finish(err) }
+
+// batch walks the steps.
+func (r *run) batch(b *dtx.Batch, rows Rows) error {
+	base := 0
+	for i := range b.Steps {
+		s := &b.Steps[i]
+		var err error
+		if s.Barrier {
+			err = r.barrier(base, s.Parts, rows)
+		} else {
+			err = r.step(base, s.Parts, rows)
+		}
+		if err != nil {
+			return err
+		}
+		base += len(s.Parts)
+	}
+	return nil
+}
+
+// step applies parts one after the other.
+func (r *run) step(base int, parts []dtx.Part, rows Rows) error {
+	for i := range parts {
+		if parts[i].Spool == 0 {
+			continue
+		}
+		r.part = int32(base + i)
+		it, err := rows.Open(parts[i])
+		if err != nil {
+			return err
+		}
+		trunc, err := r.read(it)
+		if trunc != nil && err == nil {
+			err = r.partError("a TRUNCATE stands in a transaction that was not marked as a barrier",
+				"This is a fault in cbrepl's own batching; please report it")
+		}
+		if err = errors.Join(err, it.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// truncate is a TRUNCATE as one part sent it.
+type truncate struct {
+	rels    []*pgoutput.Relation
+	restart bool
+}
+
+// read applies changes up to the next TRUNCATE, which it returns, or the end.
+func (r *run) read(it RowIter) (*truncate, error) {
+	for {
+		c, err := it.Next()
+		if err == io.EOF {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c.Type == pgoutput.TypeTruncate {
+			return &truncate{append([]*pgoutput.Relation(nil), c.Relations...), c.RestartIdentity}, nil
+		}
+		if err := r.change(c); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// change folds or passes on one row.
+func (r *run) change(c *pgoutput.Change) error {
+	rel := r.e.last
+	if rel == nil || rel.rel != c.Relation {
+		var err error
+		if rel, err = r.e.resolve(c.Relation); err != nil {
+			return r.placed(err)
+		}
+	}
+	if rel.lowestOnly && !r.parts[r.part].Lowest {
+		r.skipped++
+		return nil // another copy of the same rows
+	}
+	r.result.Rows++
+	t := rel.table
+	if t.shape != rel.shape {
+		if t.mode != modeIdle {
+			if err := r.flush(t); err != nil {
+				return err
+			}
+		}
+		t.shape = rel.shape
+	}
+	var err error
+	switch c.Type {
+	case pgoutput.TypeInsert:
+		err = r.insert(t, c)
+	case pgoutput.TypeUpdate:
+		err = r.update(t, c)
+	case pgoutput.TypeDelete:
+		err = r.delete(t, c)
+	default:
+		err = r.rowError(t, fmt.Sprintf("a row message of type %q", c.Type), "")
+	}
+	if err != nil {
+		return err
+	}
+	if r.bytes > r.e.opt.WindowBytes || r.rows > r.e.opt.WindowRows {
+		return r.flushAll()
+	}
+	return nil
+}
+
+// flushAll ends the window: everything read so far is queued for the segments,
+// in order.
+func (r *run) flushAll() error {
+	for _, t := range r.dirty {
+		if t.mode == modeIdle {
+			continue
+		}
+		if err := r.flush(t); err != nil {
+			return err
+		}
+	}
+	r.dirty = r.dirty[:0]
+	return nil
+}
+
+// partError is a protocol fault in the part being read.
+func (r *run) partError(msg, hint string) error {
+	return r.placed(&dtx.Error{Op: "apply rows", Msg: msg, Hint: hint, Class: dtx.ClassStop})
+}
+
+// rowError is a fault in a change of t.
+func (r *run) rowError(t *table, msg, hint string) error {
+	return r.placed(&dtx.Error{Op: "apply rows", Relation: t.String(), Msg: msg, Hint: hint, Class: dtx.ClassStop})
+}
+
+// placed adds the part being read to an error that names none.
+func (r *run) placed(err error) error { return r.at(r.part, err) }
+
+// at adds a part's place to an error that names none.
+func (r *run) at(part int32, err error) error {
+	var e *dtx.Error
+	if errors.As(err, &e) && e.GXID == 0 && part >= 0 && int(part) < len(r.parts) {
+		p := &r.parts[part]
+		c := *e
+		c.GXID, c.Content, c.HasContent, c.LSN = p.GXID, p.Content, true, p.EndLSN
+		return &c
+	}
+	return err
+}
