@@ -38,6 +38,10 @@ func (s *Spool) reap(l *lane, c *chain) int64 {
 		s.tier.recycle(b.buf)
 	}
 	c.mem, c.tail, c.txns, c.aborted = nil, memBlock{}, nil, nil
+	if l.heldOf == c.num {
+		l.held.unref()
+		l.held, l.heldOf = nil, 0
+	}
 	l.bytes -= c.bytes
 	l.order[c.num.class()].died(c)
 	if c.disk > 0 {

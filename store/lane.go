@@ -21,6 +21,10 @@ type lane struct {
 	bytes  int64
 	// blocked counts writers held back by a full spool.
 	blocked int
+	// held is the block last lent by Pebble that several transactions share, the
+	// first of chain heldOf.
+	held   *heldBlock
+	heldOf chainNum
 	// empties orders the end LSNs of unreleased parts without rows (Spooled).
 	empties lsnOrder
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -38,18 +39,20 @@ func (s *Spool) Open(p dtx.Part) (PartReader, error) {
 	}
 	l.mu.Lock()
 	c := l.chains[n]
+	var aborted []dtx.XID
 	if c != nil {
 		if i, ok := c.find(off); !ok || c.txns[i]&txnReadable == 0 || c.txns[i]&txnReleased != 0 {
 			c = nil
 		} else {
 			c.pins++
+			aborted = c.aborted
 		}
 	}
 	l.mu.Unlock()
 	if c == nil {
 		return nil, s.partFault(p, errNotSpooled)
 	}
-	r := &reader{s: s, l: l, c: c, part: p, aborted: c.aborted, next: uint64(off)}
+	r := &reader{s: s, l: l, c: c, part: p, aborted: aborted, next: uint64(off)}
 	skip := 0
 	if s.opts.Mode == Applied && n.class() == classLog {
 		r.next, skip = 0, off
@@ -79,9 +82,9 @@ type reader struct {
 	c    *chain
 	part dtx.Part
 
-	b      []byte    // what is left of the block
-	held   io.Closer // the block, when Pebble lent it
-	next   uint64    // offset of the next block
+	b      []byte     // what is left of the block
+	held   *heldBlock // the block, when Pebble lent it
+	next   uint64     // offset of the next block
 	closed bool
 	done   bool
 
@@ -98,21 +101,52 @@ type reader struct {
 	change pgoutput.Change
 }
 
+// heldBlock is a block that Pebble lends until the last reference is gone.
+type heldBlock struct {
+	b    []byte
+	c    io.Closer
+	refs atomic.Int32
+}
+
+func (h *heldBlock) unref() {
+	if h != nil && h.refs.Add(-1) == 0 {
+		_ = h.c.Close()
+	}
+}
+
 // block moves to the next block.
 func (r *reader) block() error {
 	r.unhold()
-	r.l.mu.Lock()
+	l := r.l
+	l.mu.Lock()
 	b, ok := r.c.block(r.next)
-	r.l.mu.Unlock()
+	// Many transactions share a log's first block, and their parts are mostly
+	// read one after the other.
+	common := r.next == 0 && r.c.num.class() == classLog
+	if !ok && common && l.held != nil && l.heldOf == r.c.num {
+		r.held = l.held
+		r.held.refs.Add(1)
+		b, ok = r.held.b, true
+	}
+	l.mu.Unlock()
 	if !ok {
-		r.key = appendDataKey(r.key[:0], r.l.content, r.c.num, r.next)
-		var err error
-		b, r.held, err = r.s.db.get(r.key)
+		r.key = appendDataKey(r.key[:0], l.content, r.c.num, r.next)
+		v, closer, err := r.s.db.get(r.key)
 		if errors.Is(err, pebble.ErrNotFound) {
 			return fmt.Errorf("%w: block at offset %d of chain %d is missing", errCorrupt, r.next, r.c.num)
 		}
 		if err != nil {
 			return err
+		}
+		b, r.held = v, &heldBlock{b: v, c: closer}
+		r.held.refs.Store(1)
+		if common {
+			r.held.refs.Add(1)
+			l.mu.Lock()
+			old := l.held
+			l.held, l.heldOf = r.held, r.c.num
+			l.mu.Unlock()
+			old.unref()
 		}
 	}
 	r.next += uint64(len(b))
@@ -121,11 +155,8 @@ func (r *reader) block() error {
 }
 
 func (r *reader) unhold() {
-	if r.held != nil {
-		_ = r.held.Close()
-		r.held = nil
-	}
-	r.b = nil
+	r.held.unref()
+	r.held, r.b = nil, nil
 }
 
 // Next implements PartReader.

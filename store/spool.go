@@ -309,6 +309,10 @@ func (s *Spool) Close() error {
 			errs = append(errs, s.deleteDead(context.Background(), 0), s.db.sync(context.Background()))
 		}
 	}
+	for _, l := range s.allLanes() {
+		l.held.unref()
+		l.held = nil
+	}
 	failed := s.db.failed()
 	err := s.db.close()
 	if failed == nil {
