@@ -162,11 +162,7 @@ var sessions = []string{
 // TestServerHashes draws random values of every type, asks a PostgreSQL server
 // for their text and hash, and compares the router's hash of that text.
 func TestServerHashes(t *testing.T) {
-	seed := *propertySeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed: -router.seed=%d", seed)
+	seed := testSeed(t)
 	conn := connect(t)
 	custom := createTypes(t, conn)
 	for _, p := range append(properties, custom.properties...) {
@@ -179,13 +175,28 @@ func TestServerHashes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			rt, err := router.New(router.Policy{Kind: router.Hash, NumSegments: 1, Columns: []router.Column{{Name: "k", Type: typ}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.check(t, conn, rt, r)
+			p.check(t, conn, newRouter(t, typ, ""), r, sessions)
 		})
 	}
+}
+
+func testSeed(t *testing.T) uint64 {
+	seed := *propertySeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed: -router.seed=%d", seed)
+	return seed
+}
+
+// newRouter routes by one column.
+func newRouter(t *testing.T, typ *router.Type, opclass string) *router.Router {
+	t.Helper()
+	rt, err := router.New(router.Policy{Kind: router.Hash, NumSegments: 1, Columns: []router.Column{{Name: "k", Type: typ, Opclass: opclass}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
 }
 
 func connect(t *testing.T) *pgx.Conn {
@@ -201,7 +212,7 @@ func connect(t *testing.T) *pgx.Conn {
 }
 
 // check compares hashes batch by batch, each under other session settings.
-func (p *property) check(t *testing.T, conn *pgx.Conn, rt *router.Router, r *rand.Rand) {
+func (p *property) check(t *testing.T, conn *pgx.Conn, rt *router.Router, r *rand.Rand, sessions []string) {
 	const batch = 5000
 	total := *propertyValues / max(p.part, 1)
 	wrong, refused := 0, 0
