@@ -81,7 +81,7 @@ type Target struct {
 
 // Tables maps names.
 type Tables struct {
-	// Rename is applied in order, the first match wins.
+	// Rename lists the rules; one for a table wins over one for its schema.
 	Rename []Rename `mapstructure:"rename"`
 }
 
@@ -141,6 +141,9 @@ type Log struct {
 	Format string `mapstructure:"format"`
 }
 
+// DefaultListen is where status is served unless the file says otherwise.
+const DefaultListen = "127.0.0.1:7432"
+
 // Values of the keys that take one of a few words.
 const (
 	Stop       = "stop"
@@ -174,7 +177,7 @@ func defaults() map[string]any {
 		"batch.max_delay":        "0s",
 		"spool.max_bytes":        "8GiB",
 		"spool.ack":              Applied,
-		"http.listen":            "127.0.0.1:7432",
+		"http.listen":            DefaultListen,
 		"http.allow_remote":      false,
 		"log.level":              "info",
 		"log.format":             "text",

@@ -159,6 +159,9 @@ func TestProblems(t *testing.T) {
 		{"broken yaml", "source: {coordinator: {dsn: \"postgres://u:canary-pw@h/d\"}\n  x: [", nil, []string{"not valid YAML"}},
 		{"rename", minimal + "tables: {rename: [{from: a.b, to: c}, {from: 'a.b.c', to: x.y.z}]}\n", nil,
 			[]string{"tables.rename[0]: from and to must both be", "tables.rename[1]: from: \"a.b.c\" is not schema or schema.table"}},
+		{"rename twice", minimal + "tables: {rename: [{from: a.b, to: c.d}, {from: '\"a\".b', to: x.y}]}\n", nil,
+			[]string{"tables.rename[1]: \"a\".b is renamed already by tables.rename[0]"}},
+		{"prefix", minimal + "foo: 1\n", []string{"CBREPL_SOURCE_PART_PREFIX=cbrepl.commit"}, []string{"unknown key foo", "share the prefix"}},
 		{"all at once", "log: {level: loud}\non_stop: maybe\n", nil, []string{
 			"subscription: missing", "source.coordinator.dsn: missing", "source.segments: missing", "target.coordinator.dsn: missing",
 			"target.shards: missing", "spool.dir: missing", "log.level: \"loud\" is not one of", "on_stop: \"maybe\" is not one of"}},

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/source/carrier"
 )
 
 var (
@@ -65,8 +67,8 @@ func (c *Config) problems() []string {
 	}
 	if c.Source.CommitPrefix == "" || c.Source.PartPrefix == "" {
 		add("source.commit_prefix and source.part_prefix must not be empty")
-	} else if c.Source.CommitPrefix == c.Source.PartPrefix {
-		add("source.part_prefix: must differ from source.commit_prefix")
+	} else if err := (&carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}).Validate(); err != nil {
+		add("source.commit_prefix, source.part_prefix: %v", err)
 	}
 	oneOf("source.local_changes", c.Source.LocalChanges, Stop, Ignore)
 	if c.Source.StatusInterval < 100*time.Millisecond || c.Source.StatusInterval > 20*time.Second {
@@ -88,9 +90,17 @@ func (c *Config) problems() []string {
 		}
 	}
 
+	from := map[[2]string]int{}
 	for i, r := range c.Tables.Rename {
-		if _, err := r.Parse(); err != nil {
+		n, err := r.Parse()
+		if err != nil {
 			add("tables.rename[%d]: %v", i, err)
+			continue
+		}
+		if j, twice := from[[2]string{n.FromSchema, n.FromTable}]; twice {
+			add("tables.rename[%d]: %s is renamed already by tables.rename[%d]", i, r.From, j)
+		} else {
+			from[[2]string{n.FromSchema, n.FromTable}] = i
 		}
 	}
 	oneOf("apply.on_conflict", c.Apply.OnConflict, Stop, LogAndGo)

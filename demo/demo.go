@@ -1,0 +1,285 @@
+// Package demo shows cbrepl at work on this machine: it starts a source and a
+// target cluster of another size, replicates live distributed transactions from
+// one to the other, and proves the result. It owns the workload, the progress
+// line and the verdict; clusters are package lab's, replication is package
+// subscription's.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cbrepl/lab"
+	"cbrepl/subscription"
+	"cbrepl/subscription/config"
+	"cbrepl/subscription/status"
+)
+
+// Options shape a demo.
+type Options struct {
+	// SourceSegments and TargetSegments are the clusters' sizes; 0 means 3 and 2.
+	SourceSegments, TargetSegments int
+	// Duration is how long the load runs; 0 means 20 s.
+	Duration time.Duration
+	// Keep leaves clusters and daemon running after the verdict, until ctx ends.
+	Keep bool
+	// Out takes the progress and the summary. Terminal says that it is one: the
+	// progress line is then rewritten in place.
+	Out      io.Writer
+	Terminal bool
+	// Log takes the daemon's log; nil discards it.
+	Log *slog.Logger
+	// Seed of the workload; 0 means 1.
+	Seed uint64
+	// Version is what the daemon calls itself.
+	Version string
+}
+
+// EnsureDefaults fills unset fields.
+func (o *Options) EnsureDefaults() {
+	if o.SourceSegments == 0 {
+		o.SourceSegments = 3
+	}
+	if o.TargetSegments == 0 {
+		o.TargetSegments = 2
+	}
+	if o.Duration == 0 {
+		o.Duration = 20 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Seed == 0 {
+		o.Seed = 1
+	}
+}
+
+// Validate reports every problem.
+func (o *Options) Validate() error {
+	var errs []error
+	for name, n := range map[string]int{"source": o.SourceSegments, "target": o.TargetSegments} {
+		if n < 1 || n > 16 {
+			errs = append(errs, fmt.Errorf("%d %s segments: want 1 to 16", n, name))
+		}
+	}
+	if o.Duration < time.Second || o.Duration > time.Hour {
+		errs = append(errs, fmt.Errorf("a load of %s: want 1s to 1h", o.Duration))
+	}
+	return errors.Join(errs...)
+}
+
+// ErrDifferent is returned when the clusters do not hold the same rows in the
+// right places. The summary says where.
+var ErrDifferent = errors.New("the target does not hold what the source holds")
+
+const (
+	subscriptionName = "demo"
+	drainLimit       = 60 * time.Second
+	// cleanupLimit bounds stopping the servers, whatever ended the demo.
+	cleanupLimit = 30 * time.Second
+)
+
+// run is one demo under way.
+type run struct {
+	o      Options
+	lab    *lab.Lab
+	src    *lab.Source
+	dst    *lab.TargetCluster
+	load   *Workload
+	sub    *subscription.Subscription
+	cfg    *config.Config
+	file   string
+	ended  chan struct{} // closed when the daemon has ended
+	subErr error
+	stop   context.CancelFunc
+	line   *line
+	lagMax float64
+}
+
+// Run runs the demo. It returns nil only when the result is proved. Servers and
+// files are gone when it returns, however it ends.
+func Run(ctx context.Context, o Options) (err error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	r := &run{o: o, line: &line{out: o.Out, terminal: o.Terminal}}
+	defer func() { err = errors.Join(err, r.cleanUp(context.WithoutCancel(ctx))) }()
+	began := time.Now()
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	if err := r.replicate(ctx); err != nil {
+		return err
+	}
+	return r.verdict(ctx, began)
+}
+
+// start brings up clusters, tables, slots, first rows and the daemon.
+func (r *run) start(ctx context.Context) error {
+	r.line.say("starting a source of %d segments and a target of %d shards, each with its coordinator", r.o.SourceSegments, r.o.TargetSegments)
+	var err error
+	if r.lab, err = lab.New(ctx, lab.Options{Logger: r.o.Log}); err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		r.src, err = r.lab.StartSource(gctx, r.o.SourceSegments)
+		return err
+	})
+	g.Go(func() (err error) {
+		r.dst, err = r.lab.StartTarget(gctx, r.o.TargetSegments)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for _, c := range []tableMaker{r.src, r.dst} {
+		if err := CreateTables(ctx, c); err != nil {
+			return err
+		}
+	}
+	if r.cfg, r.file, err = Configure(r.lab.Dir(), subscriptionName, r.src, r.dst); err != nil {
+		return err
+	}
+	if err := subscription.CreateSlots(ctx, r.cfg); err != nil {
+		return err
+	}
+	if err := subscription.PrepareTarget(ctx, r.cfg); err != nil {
+		return err
+	}
+	r.load = NewWorkload(r.src, r.o.Seed)
+	if err := r.load.Load(ctx); err != nil {
+		return err
+	}
+	dtxs, _, rows := r.load.Counts()
+	r.line.say("loaded %d rows in %d transactions; starting the daemon (status: cbrepl status --addr %s)", rows, dtxs, r.cfg.HTTP.Listen)
+	r.sub, err = subscription.New(subscription.Options{Config: r.cfg, Log: r.o.Log, Version: r.o.Version})
+	if err != nil {
+		return err
+	}
+	subCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	r.stop, r.ended = stop, make(chan struct{})
+	go func() {
+		defer close(r.ended)
+		r.subErr = r.sub.Run(subCtx)
+	}()
+	return nil
+}
+
+// replicate runs the load, stops it, and waits until the target has everything.
+func (r *run) replicate(ctx context.Context) error {
+	loadCtx, stopLoad := context.WithTimeout(ctx, r.o.Duration)
+	defer stopLoad()
+	loaded := make(chan error, 1)
+	go func() { loaded <- r.load.Run(loadCtx) }()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	running := true
+	var err error
+	for running {
+		select {
+		case err = <-loaded:
+			running = false
+		case <-r.ended:
+			stopLoad()
+			return errors.Join(r.ranOut(), <-loaded)
+		case <-tick.C:
+			r.progress("load")
+		}
+	}
+	if err != nil || ctx.Err() != nil {
+		return errors.Join(err, context.Cause(ctx))
+	}
+	r.line.say("load stopped; draining")
+	ends, err := Ends(ctx, r.src)
+	if err != nil {
+		return err
+	}
+	limit := time.NewTimer(drainLimit)
+	defer limit.Stop()
+	for !Drained(r.sub.Report(), ends) {
+		select {
+		case <-tick.C:
+			r.progress("drain")
+		case <-r.ended:
+			return r.ranOut()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-limit.C:
+			return fmt.Errorf("the target has not caught up %s after the load stopped: %s", drainLimit, waitLine(r.sub.Report()))
+		}
+	}
+	r.progress("drained")
+	r.line.end()
+	return nil
+}
+
+// ranOut explains why the daemon ended by itself.
+func (r *run) ranOut() error {
+	if r.subErr != nil {
+		return r.subErr
+	}
+	return errors.New("the daemon ended by itself")
+}
+
+func waitLine(rep status.Report) string {
+	if len(rep.Waits) > 0 {
+		return rep.Waits[0].Line()
+	}
+	return strings.Join(rep.Unhealthy, "; ")
+}
+
+// cleanUp ends daemon and servers and removes files.
+func (r *run) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
+	defer cancel()
+	r.line.end()
+	if r.stop != nil {
+		r.stop()
+		<-r.ended
+	}
+	if r.lab == nil {
+		return nil
+	}
+	return r.lab.Close(ctx)
+}
+
+// Configure writes a subscription file for two lab clusters into dir and loads
+// it. The spool lies beside the file; the status port is a free one.
+func Configure(dir, name string, src *lab.Source, dst *lab.TargetCluster) (*config.Config, string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, "", err
+	}
+	listen := l.Addr().String()
+	if err := l.Close(); err != nil {
+		return nil, "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "subscription: %s\nsource:\n  coordinator: {dsn: %q}\n  segments:\n", name, src.DSN())
+	for i, d := range src.SegmentDSNs() {
+		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
+	}
+	fmt.Fprintf(&b, "  publication: %s\n  status_interval: 500ms\ntarget:\n  coordinator: {dsn: %q}\n  shards:\n", src.Publication(), dst.DSN())
+	for i, d := range dst.SegmentDSNs() {
+		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
+	}
+	fmt.Fprintf(&b, "spool: {dir: %q}\nhttp: {listen: %q}\n", filepath.Join(dir, "spool-"+name), listen)
+	file := filepath.Join(dir, name+".yaml")
+	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
+		return nil, "", err
+	}
+	c, err := config.Load(config.Sources{File: file})
+	return c, file, err
+}

@@ -1,0 +1,97 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/lab"
+	"cbrepl/subscription/status"
+)
+
+// plainEvery is the pace of progress lines where they cannot be rewritten.
+const plainEvery = 2 * time.Second
+
+// line writes messages, and one line that shows how things stand.
+type line struct {
+	out      io.Writer
+	terminal bool
+	width    int // of the line on display
+	last     time.Time
+}
+
+// say writes a message of its own.
+func (l *line) say(format string, args ...any) {
+	l.clear()
+	fmt.Fprintf(l.out, format+"\n", args...)
+}
+
+// show replaces the line.
+func (l *line) show(text string) {
+	if !l.terminal {
+		if now := time.Now(); now.Sub(l.last) >= plainEvery {
+			l.last = now
+			fmt.Fprintln(l.out, text)
+		}
+		return
+	}
+	fmt.Fprint(l.out, "\r"+text+strings.Repeat(" ", max(0, l.width-len(text))))
+	l.width = len(text)
+}
+
+// clear removes the line from the display.
+func (l *line) clear() {
+	if l.terminal && l.width > 0 {
+		fmt.Fprint(l.out, "\r"+strings.Repeat(" ", l.width)+"\r")
+	}
+	l.width = 0
+}
+
+// end keeps the line and begins a new one.
+func (l *line) end() {
+	if l.terminal && l.width > 0 {
+		fmt.Fprintln(l.out)
+	}
+	l.width = 0
+}
+
+// progress shows both sides.
+func (r *run) progress(what string) {
+	rep := r.sub.Report()
+	dtxs, _, _ := r.load.Counts()
+	r.lagMax = max(r.lagMax, rep.LagSeconds)
+	r.line.show(fmt.Sprintf("%-7s source %6d dtx | target %6d dtx  %5.0f dtx/s  %6.0f rows/s | lag %4.1f s  %8s | spool %8s",
+		what, dtxs, rep.Applied.Dtxs, rep.Applied.DtxsPerSecond, rep.Applied.RowsPerSecond, rep.LagSeconds, status.Size(rep.LagBytes), status.Size(rep.Spool.Bytes)))
+}
+
+// Ends returns where every node's log ends now.
+func Ends(ctx context.Context, src *lab.Source) (map[dtx.Content]dtx.LSN, error) {
+	out := map[dtx.Content]dtx.LSN{}
+	for _, c := range src.Contents() {
+		// A message is decoded, so the stream's position passes it; it is flushed
+		// with the transaction that writes it.
+		lsn, err := src.EmitMessage(ctx, c, false, "cbrepl.demo.end", nil)
+		if err != nil {
+			return nil, err
+		}
+		out[c] = lsn
+	}
+	return out, nil
+}
+
+// Drained reports whether everything up to the given positions is applied and
+// recorded.
+func Drained(rep status.Report, ends map[dtx.Content]dtx.LSN) bool {
+	if len(rep.Streams) != len(ends) {
+		return false
+	}
+	for _, s := range rep.Streams {
+		if dtx.LSN(s.SafeLSN) < ends[s.Content] {
+			return false
+		}
+	}
+	return true
+}
