@@ -268,7 +268,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 		err := n.reply.Close()
 		n.reply = nil
 		if err = t.commitAgain(ctx, n, err); err != nil {
-			errs = append(errs, fail(opCommit, n.String(), err))
+			errs = append(errs, fmt.Errorf("%s: %w", n, clean(err)))
 			continue
 		}
 		n.phase = idle

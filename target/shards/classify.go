@@ -136,19 +136,26 @@ func fail(op, where string, err error) error {
 	if errors.As(err, &de) {
 		return err
 	}
-	class := classify(err)
-	e := &dtx.Error{Op: op, Msg: where, Class: class, Err: err, Hint: hintFor(sqlState(err))}
+	e := &dtx.Error{Op: op, Msg: where, Class: classify(err), Err: clean(err), Hint: hintFor(sqlState(err))}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.TableName != "" {
+		e.Relation = pg.SchemaName + "." + pg.TableName
+	}
+	return e
+}
+
+// clean makes an error of a server or connection fit for people.
+func clean(err error) error {
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &pg):
-		e.Err = &serverError{pg}
-		if pg.TableName != "" {
-			e.Relation = pg.SchemaName + "." + pg.TableName
-		}
+		return &serverError{pg}
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Msg = where + ": no answer in time"
+		return fmt.Errorf("no answer in time: %w", err)
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("stopped: %w", err)
 	}
-	return e
+	return fmt.Errorf("the connection was lost: %w", err)
 }
 
 // stop builds an error that a person must act on.

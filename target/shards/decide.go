@@ -66,11 +66,7 @@ func (t *Target) decide(ctx context.Context, b *dtx.Batch, touched []*node) erro
 		t.abandon(ctx) // nothing was sent
 		return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Msg: t.co.String(), Err: res.Err}
 	}
-	err := res.Err
-	if pg != nil {
-		err = &serverError{pg}
-	}
-	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: err,
+	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: clean(res.Err),
 		Msg: "the connection to the " + t.co.String() + " was lost while batch " + strconv.FormatUint(b.Seq, 10) + " was being decided; the next open tells whether it was"}
 }
 

@@ -112,6 +112,7 @@ func (n *node) connectError(err error) error {
 		}
 		return e
 	}
+	e.Err = err
 	e.Hint = "Check that the server runs and that host and port of the connection string are right"
 	return e
 }

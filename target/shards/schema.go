@@ -33,8 +33,8 @@ type object struct {
 
 var stateFormatTable = object{"state_format", `
 	CREATE TABLE cbrepl.state_format (
-		only    boolean PRIMARY KEY DEFAULT true CHECK (only),
-		version integer NOT NULL);
+		singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
+		version   integer NOT NULL);
 	INSERT INTO cbrepl.state_format (version) VALUES (1)`}
 
 // Rows of subscription, stream and shard are updated by every batch: room on the
