@@ -1,0 +1,276 @@
+package shards
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/target"
+)
+
+// executor is the target.Backend of stock PostgreSQL shards. A prepared
+// transaction must not have touched a temporary table, so there is no staging:
+// inserts come by COPY, everything else as text arrays that the server unnests
+// and casts. Sessions run as replica (no triggers, rules or foreign keys).
+type executor struct {
+	segments []dtx.Content
+	// conn returns the connection of a shard inside the batch's transaction.
+	conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)
+}
+
+var _ target.Backend = (*executor)(nil)
+
+// newBackend returns the backend over n shards; conn opens the batch's
+// transaction of a shard on first use and is called from that shard's goroutine.
+func newBackend(n int, conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)) target.Backend {
+	e := &executor{conn: conn}
+	for i := range n {
+		e.segments = append(e.segments, dtx.Content(i))
+	}
+	return e
+}
+
+// Segments lists the shards.
+func (e *executor) Segments() []dtx.Content { return e.segments }
+
+// opRows names the step in errors.
+const opRows = "apply rows"
+
+// dataFault wraps an error of a statement about rows. Faults of the data are
+// pinned to a row where the server said which line of a COPY it was at.
+func dataFault(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) < 2 {
+		return fail(opRows, "", err)
+	}
+	switch pg.Code[:2] {
+	case "22", "23", "P0":
+		return &target.DataError{
+			Row:        copyLine(pg.Where) - 1,
+			Duplicate:  pg.Code == "23505" || pg.Code == "23P01",
+			Constraint: pg.ConstraintName,
+			Err:        fail(opRows, "", err),
+		}
+	}
+	return fail(opRows, "", err)
+}
+
+// copyLine reads the line number of a COPY's error context ("COPY t, line 3,
+// column c: ..."), 0 when there is none. The word for line depends on the
+// server's language, and the value behind the colon can be anything.
+func copyLine(where string) int {
+	rest, ok := strings.CutPrefix(where, "COPY ")
+	if !ok {
+		return 0
+	}
+	for _, part := range strings.Split(rest, ", ")[1:] {
+		part, _, _ = strings.Cut(part, ":")
+		f := strings.Fields(part)
+		if len(f) == 0 {
+			continue
+		}
+		if n, err := strconv.Atoi(f[len(f)-1]); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
+// they are the exception.
+func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp) (int64, error) {
+	conn, err := e.conn(ctx, seg)
+	if err != nil {
+		return 0, err
+	}
+	if !op.SkipDuplicates {
+		return copyIn(ctx, conn, op)
+	}
+	if err := conn.Exec(ctx, "SAVEPOINT cbrepl_copy").Close(); err != nil {
+		return 0, dataFault(err)
+	}
+	n, err := copyIn(ctx, conn, op)
+	var de *target.DataError
+	if errors.As(err, &de) && de.Duplicate {
+		if err := conn.Exec(ctx, "ROLLBACK TO SAVEPOINT cbrepl_copy").Close(); err != nil {
+			return 0, dataFault(err)
+		}
+		n, err = insertNew(ctx, conn, op)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := conn.Exec(ctx, "RELEASE SAVEPOINT cbrepl_copy").Close(); err != nil {
+		return 0, dataFault(err)
+	}
+	return n, nil
+}
+
+func copyIn(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64, error) {
+	if len(op.Cols) == 0 { // rows of defaults only; COPY cannot say that
+		tag, err := conn.Exec(ctx, "INSERT INTO "+tableName(op.Table)+" SELECT FROM generate_series(1, "+
+			strconv.FormatInt(op.Rows, 10)+")").ReadAll()
+		if err != nil {
+			return 0, dataFault(err)
+		}
+		return tag[0].CommandTag.RowsAffected(), nil
+	}
+	tag, err := conn.CopyFrom(ctx, bytes.NewReader(op.Data), copySQL(op))
+	if err != nil {
+		return 0, dataFault(err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// insertNew inserts the rows of a COPY that violate no unique or exclusion
+// constraint.
+func insertNew(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64, error) {
+	vals := make([]*target.Vec, len(op.Cols))
+	for i := range vals {
+		vals[i] = new(target.Vec)
+	}
+	parseCopy(op.Data, vals)
+	var q query
+	q.insertNew(op, vals)
+	res := q.run(ctx, conn)
+	if res.Err != nil {
+		return 0, dataFault(res.Err)
+	}
+	return res.CommandTag.RowsAffected(), nil
+}
+
+// parseCopy reads COPY text that the engine wrote into columns.
+func parseCopy(data []byte, vals []*target.Vec) {
+	var field []byte
+	for line := range bytes.Lines(data) {
+		line = line[:len(line)-1]
+		for i := range vals {
+			raw, rest, _ := bytes.Cut(line, []byte{'\t'})
+			line = rest
+			if string(raw) == `\N` {
+				vals[i].AppendNull()
+				continue
+			}
+			field = field[:0]
+			for j := 0; j < len(raw); j++ {
+				c := raw[j]
+				if c == '\\' && j+1 < len(raw) {
+					j++
+					switch c = raw[j]; c {
+					case 'n':
+						c = '\n'
+					case 'r':
+						c = '\r'
+					case 't':
+						c = '\t'
+					}
+				}
+				field = append(field, c)
+			}
+			vals[i].Append(field)
+		}
+	}
+}
+
+// Delete deletes rows by key.
+func (e *executor) Delete(ctx context.Context, seg dtx.Content, op *target.DeleteOp) (target.Found, error) {
+	var q query
+	fetched := op.Ordinals || len(op.Fetch) > 0
+	q.deleteByKey(op, fetched)
+	return e.run(ctx, seg, &q, fetched, len(op.Fetch))
+}
+
+// Update updates rows by key.
+func (e *executor) Update(ctx context.Context, seg dtx.Content, op *target.UpdateOp) (target.Found, error) {
+	var q query
+	q.updateByKey(op)
+	return e.run(ctx, seg, &q, false, 0)
+}
+
+// DeleteImages deletes rows by their whole contents.
+func (e *executor) DeleteImages(ctx context.Context, seg dtx.Content, op *target.ImageOp) (target.Found, error) {
+	var q query
+	fetched := op.Ordinals || len(op.Fetch) > 0
+	q.deleteImages(op, fetched)
+	return e.run(ctx, seg, &q, fetched, len(op.Fetch))
+}
+
+// run executes q and reads its answer: ordinals with fetched columns, or counts
+// with the ordinals that were missing.
+func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, fetched bool, columns int) (target.Found, error) {
+	conn, err := e.conn(ctx, seg)
+	if err != nil {
+		return target.Found{}, err
+	}
+	res := q.run(ctx, conn)
+	if res.Err != nil {
+		return target.Found{}, dataFault(res.Err)
+	}
+	if fetched {
+		return readFetched(res, columns), nil
+	}
+	return readCounts(res), nil
+}
+
+func readFetched(res *pgconn.Result, columns int) target.Found {
+	found := target.Found{Rows: int64(len(res.Rows)), Ordinals: make([]int, 0, len(res.Rows)),
+		Values: make([]pgoutput.Value, 0, columns*len(res.Rows))}
+	for _, row := range res.Rows {
+		found.Ordinals = append(found.Ordinals, int(atoi(row[0]))-1)
+		for _, v := range row[1:] {
+			if v == nil {
+				found.Values = append(found.Values, pgoutput.Value{Kind: pgoutput.ValueNull})
+			} else {
+				found.Values = append(found.Values, pgoutput.Value{Kind: pgoutput.ValueText, Data: v})
+			}
+		}
+	}
+	return found
+}
+
+// readCounts reads a row of: rows affected, rows missing, ordinals of missing
+// ones as text joined by commas.
+func readCounts(res *pgconn.Result) target.Found {
+	if len(res.Rows) == 0 {
+		return target.Found{Rows: res.CommandTag.RowsAffected()}
+	}
+	row := res.Rows[0]
+	found := target.Found{Rows: atoi(row[0])}
+	if len(row) > 1 {
+		found.MissingRows = atoi(row[1])
+		for _, f := range splitList(row[2]) {
+			found.Missing = append(found.Missing, int(atoi([]byte(f)))-1)
+		}
+	}
+	return found
+}
+
+// Truncate empties tables. Plain tables are named with ONLY: the source lists
+// each table of an inheritance tree that it emptied.
+func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*target.Table, restartIdentity bool) error {
+	conn, err := e.conn(ctx, seg)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	b.WriteString("TRUNCATE ")
+	for i, t := range tables {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(only(t))
+	}
+	if restartIdentity {
+		b.WriteString(" RESTART IDENTITY")
+	}
+	if err := conn.Exec(ctx, b.String()).Close(); err != nil {
+		return dataFault(err)
+	}
+	return nil
+}

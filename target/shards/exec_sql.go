@@ -1,0 +1,331 @@
+package shards
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/router"
+	"cbrepl/target"
+)
+
+// query is a statement under construction. Values come as text[] parameters in
+// binary format and are cast per row: that takes any type, arrays of arrays
+// included, exactly as its input function does.
+type query struct {
+	strings.Builder
+	params [][]byte
+}
+
+func (q *query) run(ctx context.Context, conn *pgconn.PgConn) *pgconn.Result {
+	const textArrayOID, binary = 1009, 1
+	oids := make([]uint32, len(q.params))
+	formats := make([]int16, len(q.params))
+	for i := range q.params {
+		oids[i], formats[i] = textArrayOID, binary
+	}
+	return conn.ExecParams(ctx, q.String(), q.params, oids, formats, nil).Read()
+}
+
+func tableName(t *target.Table) string { return quoteIdent(t.Schema) + "." + quoteIdent(t.Name) }
+
+// only names a table without those that inherit from it. The partitions of a
+// partitioned table are the table itself.
+func only(t *target.Table) string {
+	if t.Kind == target.PartitionRoot {
+		return tableName(t)
+	}
+	return "ONLY " + tableName(t)
+}
+
+func column(t *target.Table, c int) string { return quoteIdent(t.Columns[c].Name) }
+
+func copySQL(op *target.CopyOp) string {
+	var b strings.Builder
+	b.WriteString("COPY " + tableName(op.Table) + " (")
+	for i, c := range op.Cols {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(column(op.Table, c))
+	}
+	b.WriteString(") FROM STDIN")
+	return b.String()
+}
+
+// param adds a vector and returns its number.
+func (q *query) param(v *target.Vec) string {
+	q.params = append(q.params, v.TextArray())
+	return "$" + strconv.Itoa(len(q.params))
+}
+
+// unnest writes the parameters as a relation v(prefix0, prefix1, ..., o); o is
+// the 1-based ordinal.
+func (q *query) unnest(sets ...namedSet) {
+	var names []string
+	q.WriteString("unnest(")
+	for _, s := range sets {
+		for i, v := range s.vals {
+			if len(names) > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(q.param(v))
+			names = append(names, s.name+strconv.Itoa(i))
+		}
+	}
+	q.WriteString(") WITH ORDINALITY AS v(" + strings.Join(names, ", ") + ", o)")
+}
+
+type namedSet struct {
+	name string
+	vals []*target.Vec
+}
+
+// cast is a value of v as the column's type.
+func cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
+
+// keysMatch writes the comparison of key columns, in the operators that their
+// unique index uses.
+func (q *query) keysMatch(t *target.Table, keys target.Set) {
+	for i, c := range keys.Cols {
+		if i > 0 {
+			q.WriteString(" AND ")
+		}
+		q.WriteString("t." + column(t, c) + " " + equals(&t.Columns[c]) + " " + cast(t, c, "v.k"+strconv.Itoa(i)))
+	}
+}
+
+// equals is the equality operator of a column's type. The search path holds
+// pg_catalog only; a type of another schema has its operator there, too.
+func equals(c *target.Column) string {
+	schema, _, _ := strings.Cut(strings.ReplaceAll(c.CastType, `"`, ""), ".")
+	if schema == "pg_catalog" || baseType(c.Type).Kind != router.BaseType {
+		return "="
+	}
+	return "OPERATOR(" + c.CastType[:strings.LastIndex(c.CastType, ".")] + ".=)"
+}
+
+func baseType(t *router.Type) *router.Type {
+	for t != nil && t.Kind == router.DomainType && t.Elem != nil {
+		t = t.Elem
+	}
+	return t
+}
+
+// exactTypes are the types of pg_catalog whose values are equal exactly when
+// they print alike. Others are equal too early (numeric 1.0 and 1.00, box by
+// its area) or have no equality (json, xml, point), and are compared as text.
+var exactTypes = map[uint32]bool{
+	16: true, 17: true, 18: true, 19: true, 20: true, 21: true, 23: true, 25: true, 26: true, 28: true, 29: true,
+	650: true, 774: true, 790: true, 829: true, 869: true, 1042: true, 1043: true, 1082: true, 1083: true,
+	1114: true, 1184: true, 1266: true, 1560: true, 1562: true, 2950: true, 3220: true, 5069: true,
+}
+
+func exact(c *target.Column) bool {
+	t := baseType(c.Type)
+	if t == nil || c.Nondeterministic {
+		return false
+	}
+	return t.Kind == router.EnumType || t.Kind == router.BaseType && exactTypes[t.OID]
+}
+
+// asText prints a column or value for comparison, byte by byte.
+func asText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLATE "C"` }
+
+// same is a condition: column c prints as the value does, NULL as NULL.
+func same(t *target.Table, c int, v string) string {
+	col, val := "t."+column(t, c), cast(t, c, v)
+	if exact(&t.Columns[c]) {
+		return col + " IS NOT DISTINCT FROM " + val
+	}
+	return asText(col) + " IS NOT DISTINCT FROM " + asText(val)
+}
+
+// allSame is a condition: the row does not differ from s in any column.
+func (q *query) allSame(t *target.Table, s target.Set, name string) {
+	for i, c := range s.Cols {
+		if i > 0 {
+			q.WriteString(" AND ")
+		}
+		q.WriteString(same(t, c, "v."+name+strconv.Itoa(i)))
+	}
+}
+
+// uniqueKeys reports whether no two rows can match one key.
+func uniqueKeys(t *target.Table, cols []int) bool {
+	for _, u := range t.Uniques {
+		ok := u.Plain && !u.Exclusion && !u.Deferrable && len(u.Columns) > 0
+		for _, c := range u.Columns {
+			found := false
+			for _, k := range cols {
+				found = found || k == c
+			}
+			ok = ok && found
+		}
+		if ok {
+			return true
+		}
+	}
+	return false
+}
+
+// counts wraps a data-modifying statement that returns o: the answer is one row
+// of rows affected, ordinals missing, and the first of those. They are looked
+// for only when the number of rows is not n. unique tells that no ordinal can
+// come twice.
+func (q *query) counts(n int, unique, partial bool, body func()) {
+	q.WriteString("WITH d AS (")
+	body()
+	q.WriteString(")")
+	if partial {
+		q.WriteString(" SELECT count(*) FROM d")
+		return
+	}
+	short := fmt.Sprintf("c.n <> %d", n)
+	distinct := ""
+	if !unique {
+		distinct = ", count(DISTINCT o) AS u"
+		short = fmt.Sprintf("c.u <> %d", n)
+	}
+	fmt.Fprintf(q, `, c AS (SELECT count(*) AS n%s FROM d)
+SELECT c.n, m.n, m.list FROM c, LATERAL (
+  SELECT count(*) AS n, pg_catalog.array_to_string((pg_catalog.array_agg(g.o ORDER BY g.o))[1:%d], ',') AS list
+  FROM pg_catalog.generate_series(1::bigint, %d) g(o)
+  WHERE %s AND NOT EXISTS (SELECT FROM d WHERE d.o = g.o)) m`, distinct, target.MaxMissing, n, short)
+}
+
+// returning writes the columns that a delete answers with.
+func (q *query) returning(t *target.Table, ordinal string, fetch []int) {
+	q.WriteString(" RETURNING " + ordinal)
+	for _, c := range fetch {
+		q.WriteString(", t." + column(t, c))
+	}
+}
+
+func (q *query) deleteByKey(op *target.DeleteOp, fetched bool) {
+	body := func() {
+		q.WriteString("DELETE FROM " + only(op.Table) + " AS t USING ")
+		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Differ.Vals})
+		q.WriteString(" WHERE ")
+		q.keysMatch(op.Table, op.Keys)
+		if len(op.Differ.Cols) > 0 {
+			q.WriteString(" AND NOT (")
+			q.allSame(op.Table, op.Differ, "g")
+			q.WriteString(")")
+		}
+		q.returning(op.Table, "v.o", op.Fetch)
+	}
+	if fetched {
+		body()
+		return
+	}
+	q.counts(op.N, uniqueKeys(op.Table, op.Keys.Cols), op.Partial, body)
+}
+
+func (q *query) updateByKey(op *target.UpdateOp) {
+	t := op.Table
+	unique := uniqueKeys(t, op.Keys.Cols)
+	where := func() {
+		q.WriteString(" WHERE ")
+		q.keysMatch(t, op.Keys)
+		if len(op.Same.Cols) > 0 {
+			q.WriteString(" AND ")
+			q.allSame(t, op.Same, "g")
+		}
+	}
+	q.counts(op.N, unique, op.Partial, func() {
+		if len(op.Set.Cols) == 0 { // nothing to change; the row has to be there all the same
+			q.WriteString("SELECT v.o FROM " + only(t) + " AS t, ")
+			q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Same.Vals})
+			where()
+			return
+		}
+		q.WriteString("UPDATE " + only(t) + " AS t SET ")
+		for i, c := range op.Set.Cols {
+			if i > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(column(t, c) + " = " + cast(t, c, "v.s"+strconv.Itoa(i)))
+		}
+		q.WriteString(" FROM ")
+		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"s", op.Set.Vals}, namedSet{"g", op.Same.Vals})
+		where()
+		q.WriteString(" RETURNING v.o")
+	})
+}
+
+// deleteImages finds rows by every column. Columns that are exact and not NULL
+// in any image compare by =, so that an index on one of them can serve; the
+// others by their text, with NULL as empty text that is told apart, which a
+// hash join can take, too.
+func (q *query) deleteImages(op *target.ImageOp, fetched bool) {
+	t := op.Table
+	var counts target.Vec
+	var want int64
+	for _, n := range op.Count {
+		counts.Append(strconv.AppendInt(nil, n, 10))
+		want += n
+	}
+	q.WriteString("WITH v AS MATERIALIZED (SELECT v.o, v.n0::bigint AS n")
+	for i, c := range op.Image.Cols {
+		k := "v.k" + strconv.Itoa(i)
+		if !exact(&t.Columns[c]) {
+			q.WriteString(", " + asText(cast(t, c, k)))
+		} else {
+			q.WriteString(", " + cast(t, c, k))
+		}
+		q.WriteString(" AS k" + strconv.Itoa(i))
+	}
+	q.WriteString(" FROM ")
+	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*target.Vec{&counts}})
+	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + only(t) + " AS t JOIN v ON true")
+	for i, c := range op.Image.Cols {
+		q.WriteString(" AND ")
+		col, val := "t."+column(t, c), "v.k"+strconv.Itoa(i)
+		switch ex := exact(&t.Columns[c]); {
+		case ex && !op.Image.Vals[i].HasNull():
+			q.WriteString(col + " = " + val)
+		case ex:
+			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + asText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+		default:
+			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + val + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+		}
+	}
+	q.WriteString(")")
+	body := func() {
+		q.WriteString("DELETE FROM " + only(t) + " AS t USING m WHERE t.ctid = m.ctid AND t.tableoid = m.tableoid AND m.r <= m.n")
+		q.returning(t, "m.o", op.Fetch)
+	}
+	if fetched {
+		q.WriteString(" ")
+		body()
+		return
+	}
+	q.WriteString(", d AS (")
+	body()
+	q.WriteString(")")
+	if op.Partial {
+		q.WriteString(" SELECT count(*) FROM d")
+		return
+	}
+	fmt.Fprintf(q, `, c AS (SELECT count(*) AS n FROM d)
+SELECT c.n, %d - c.n, m.list FROM c, LATERAL (
+  SELECT pg_catalog.array_to_string((pg_catalog.array_agg(v.o ORDER BY v.o))[1:%d], ',') AS list FROM v
+  WHERE c.n <> %d AND v.n > (SELECT count(*) FROM d WHERE d.o = v.o)) m`, want, target.MaxMissing, want)
+}
+
+// insertNew inserts what violates no unique or exclusion constraint.
+func (q *query) insertNew(op *target.CopyOp, vals []*target.Vec) {
+	t := op.Table
+	var names, exprs []string
+	for i, c := range op.Cols {
+		names = append(names, column(t, c))
+		exprs = append(exprs, cast(t, c, "v.s"+strconv.Itoa(i)))
+	}
+	q.WriteString("INSERT INTO " + tableName(t) + " (" + strings.Join(names, ", ") + ") OVERRIDING SYSTEM VALUE SELECT " + strings.Join(exprs, ", ") + " FROM ")
+	q.unnest(namedSet{"s", vals})
+	q.WriteString(" ORDER BY v.o ON CONFLICT DO NOTHING")
+}
