@@ -36,9 +36,11 @@ var serverTools = []string{"postgres", "initdb", "pg_resetwal"}
 func FindBinaries(ctx context.Context) (string, error) {
 	if dir := os.Getenv(EnvBinDir); dir != "" {
 		if err := checkBinaries(ctx, dir); err != nil {
-			return "", &dtx.Error{Op: "find PostgreSQL", Msg: EnvBinDir + " is set to an unusable directory", Err: err,
+			return "", &dtx.Error{
+				Op: "find PostgreSQL", Msg: EnvBinDir + " is set to an unusable directory", Err: err,
 				Hint:  "Set it to a directory with initdb and postgres of version " + strconv.Itoa(MinVersion) + " or newer, or unset it",
-				Class: dtx.ClassStop}
+				Class: dtx.ClassStop,
+			}
 		}
 		return dir, nil
 	}
@@ -54,8 +56,10 @@ func FindBinaries(ctx context.Context) (string, error) {
 	if len(tried) > 0 {
 		msg += " (" + strings.Join(tried, "; ") + ")"
 	}
-	return "", &dtx.Error{Op: "find PostgreSQL", Msg: msg, Class: dtx.ClassStop,
-		Hint: "Run scripts/ensure-postgres.sh (on Debian it installs the package postgresql), or set " + EnvBinDir}
+	return "", &dtx.Error{
+		Op: "find PostgreSQL", Msg: msg, Class: dtx.ClassStop,
+		Hint: "Run scripts/ensure-postgres.sh (on Debian it installs the package postgresql), or set " + EnvBinDir,
+	}
 }
 
 // binaryDirs lists directories that may hold server binaries, best first.
@@ -80,8 +84,8 @@ func binaryDirs(ctx context.Context) []string {
 		out = append(out, f.dir)
 	}
 	if p, err := exec.LookPath("postgres"); err == nil {
-		if real, err := filepath.EvalSymlinks(p); err == nil {
-			out = append(out, filepath.Dir(real))
+		if file, err := filepath.EvalSymlinks(p); err == nil {
+			out = append(out, filepath.Dir(file))
 		}
 	}
 	if b, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
@@ -143,7 +147,9 @@ func findAccount() (account, error) {
 			return account{uid, gid, n}, nil
 		}
 	}
-	return account{}, &dtx.Error{Op: "start PostgreSQL", Class: dtx.ClassStop,
+	return account{}, &dtx.Error{
+		Op: "start PostgreSQL", Class: dtx.ClassStop,
 		Msg:  "the caller is root, PostgreSQL refuses to run as root, and there is no account " + strings.Join(names, " or "),
-		Hint: "Set " + EnvUser + " to an unprivileged account, or run as one"}
+		Hint: "Set " + EnvUser + " to an unprivileged account, or run as one",
+	}
 }

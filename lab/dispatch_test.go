@@ -22,7 +22,8 @@ import (
 func makeTables(t *testing.T, c interface {
 	CreateTable(context.Context, Table) error
 	DropTable(context.Context, string) error
-}, tables ...Table) {
+}, tables ...Table,
+) {
 	t.Helper()
 	for _, tab := range tables {
 		if err := c.CreateTable(testCtx(t), tab); err != nil {
@@ -71,7 +72,8 @@ func transfer(ctx context.Context, tx *Tx, table string, from, to, amount int) e
 
 func total(t *testing.T, c interface {
 	Total(context.Context, string, string) (int64, error)
-}, table string) int64 {
+}, table string,
+) int64 {
 	t.Helper()
 	n, err := c.Total(testCtx(t), table, "balance")
 	if err != nil {

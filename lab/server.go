@@ -166,8 +166,10 @@ func (s *Server) DSN() string { return s.DSNFor(database) }
 
 // DSNFor is the connection string of one database.
 func (s *Server) DSNFor(db string) string {
-	u := url.URL{Scheme: "postgres", User: url.User(superuser),
-		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/" + db, RawQuery: "sslmode=disable"}
+	u := url.URL{
+		Scheme: "postgres", User: url.User(superuser),
+		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/" + db, RawQuery: "sslmode=disable",
+	}
 	return u.String()
 }
 
@@ -236,8 +238,10 @@ func (s *Server) start(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			_ = s.signalAndWait(context.WithoutCancel(ctx), p, syscall.SIGQUIT)
-			return &dtx.Error{Op: "start server " + s.name, Msg: "no answer: " + s.logTail(),
-				Err: errors.Join(ctx.Err(), err), Class: dtx.ClassStop}
+			return &dtx.Error{
+				Op: "start server " + s.name, Msg: "no answer: " + s.logTail(),
+				Err: errors.Join(ctx.Err(), err), Class: dtx.ClassStop,
+			}
 		case <-p.done:
 		case <-time.After(20 * time.Millisecond):
 		}

@@ -1,0 +1,50 @@
+# cbrepl. `make demo` and `make test` are the two to begin with; both install
+# PostgreSQL from the distribution when no server binaries are found, and say so.
+
+GO       ?= go
+GOFLAGS  ?=
+LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+FUZZTIME ?= 20s
+# Extra arguments: make demo DEMO="--seconds 60 --keep"
+DEMO     ?=
+BENCH    ?=
+
+.DEFAULT_GOAL := build
+.PHONY: build test race lint bench demo fmt tidy fuzz postgres clean help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
+
+build: ## make bin/cbrepl
+	$(GO) build $(GOFLAGS) -o bin/cbrepl ./cmd/cbrepl
+
+postgres: ## find PostgreSQL server binaries or install them
+	@scripts/ensure-postgres.sh
+
+test: postgres ## run every test, on real servers
+	$(GO) test $(GOFLAGS) -timeout 13m ./...
+
+race: postgres ## run every test under the race detector
+	$(GO) test $(GOFLAGS) -race -timeout 30m ./...
+
+lint: ## vet, and the pinned linter
+	$(GO) vet ./...
+	$(GO) run $(LINT) run ./...
+
+bench: postgres build ## cbrepl beside the source's own limits, on the same rows
+	$(GO) run ./integration/bench $(BENCH)
+
+demo: postgres build ## replicate a live 3-segment source into a 2-shard target and prove it
+	bin/cbrepl demo $(DEMO)
+
+fmt: ## format the code
+	$(GO) run $(LINT) fmt ./...
+
+tidy: ## tidy go.mod and go.sum
+	$(GO) mod tidy
+
+fuzz: ## fuzz every target for FUZZTIME each
+	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+clean: ## remove what build made
+	rm -rf bin

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Makes sure that PostgreSQL server binaries, version 15 or newer, are on this
+# machine, and installs the distribution's package when they are not. It looks
+# where package lab looks (lab/binaries.go). The installation starts no server.
+set -euo pipefail
+
+min=15
+say() { echo "ensure-postgres: $*" >&2; }
+
+# usable DIR: DIR holds the server programs in a version that will do.
+usable() {
+	local tool version
+	for tool in postgres initdb pg_resetwal; do
+		[[ -x "$1/$tool" ]] || return 1
+	done
+	version=$("$1/postgres" --version | sed -n 's/^[^)]*) \([0-9]*\).*/\1/p')
+	[[ -n "$version" && "$version" -ge "$min" ]]
+}
+
+find_binaries() {
+	local dir
+	if [[ -n "${CBREPL_PG_BINDIR:-}" ]]; then
+		usable "$CBREPL_PG_BINDIR" && echo "$CBREPL_PG_BINDIR" && return 0
+		say "CBREPL_PG_BINDIR is $CBREPL_PG_BINDIR, which holds no PostgreSQL server $min or newer; correct it or unset it"
+		exit 1
+	fi
+	while read -r dir; do
+		usable "$dir" && echo "$dir" && return 0
+	done < <(
+		compgen -G '/usr/lib/postgresql/*/bin' | sort -t/ -k5,5nr
+		compgen -G '/usr/pgsql-*/bin' | sort -Vr
+		if command -v postgres >/dev/null; then dirname "$(readlink -f "$(command -v postgres)")"; fi
+		if command -v pg_config >/dev/null; then pg_config --bindir; fi
+	)
+	return 1
+}
+
+if dir=$(find_binaries); then
+	[[ "${1:-}" == -v ]] && say "using $dir"
+	exit 0
+fi
+
+if ! command -v apt-get >/dev/null; then
+	say "no PostgreSQL server binaries (version $min or newer) found, and this is not a Debian-like system."
+	say "Install PostgreSQL $min or newer, or set CBREPL_PG_BINDIR to the directory of initdb and postgres."
+	exit 1
+fi
+root=()
+if [[ "$(id -u)" -ne 0 ]]; then
+	if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+		say "no PostgreSQL server binaries (version $min or newer) found, and installing them needs root."
+		say "Run as root: apt-get install postgresql   or set CBREPL_PG_BINDIR to the directory of initdb and postgres."
+		exit 1
+	fi
+	root=(sudo)
+fi
+
+apt() {
+	"${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 "$@" >&2
+}
+
+say "no PostgreSQL server binaries (version $min or newer) found; installing them from the distribution"
+apt update
+package=$(apt-cache search --names-only '^postgresql-[0-9]+$' | sed -n 's/^\(postgresql-\([0-9]*\)\) .*/\2 \1/p' |
+	sort -nr | awk -v min="$min" '$1 >= min { print $2; exit }')
+if [[ -z "$package" ]]; then
+	say "the distribution offers no PostgreSQL $min or newer. Add the repository of apt.postgresql.org, or set"
+	say "CBREPL_PG_BINDIR to the directory of initdb and postgres of an installation of your own."
+	exit 1
+fi
+
+# The server package would make and start a cluster of its own. Keep it from
+# that, for this installation only.
+apt install --no-install-recommends postgresql-common
+conf=/etc/postgresql-common/createcluster.conf
+saved=$(mktemp)
+cat "$conf" >"$saved" 2>/dev/null || true
+restore() {
+	"${root[@]}" tee "$conf" <"$saved" >/dev/null
+	rm -f "$saved"
+}
+trap restore EXIT
+{
+	sed '/^ *create_main_cluster/d' "$saved"
+	echo "create_main_cluster = false"
+} | "${root[@]}" tee "$conf" >/dev/null
+apt install --no-install-recommends "$package"
+
+dir=$(find_binaries) || {
+	say "$package is installed, but its server binaries are not in /usr/lib/postgresql/*/bin"
+	exit 1
+}
+say "installed $package; using $dir"
