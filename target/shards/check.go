@@ -214,7 +214,7 @@ func (t *Target) checkAccess(name target.Name, n *node, f *foundTable) []error {
 	var errs []error
 	role := strconv.Quote(n.facts.role)
 	if len(f.missing) > 0 {
-		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), quoteName(name), role)
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), quotedTable(name), role)
 		if s := "USAGE on schema " + name.Schema; slices.Contains(f.missing, s) {
 			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", quoteIdent(name.Schema), role)
 		}
@@ -317,4 +317,4 @@ func (t *Target) warnReplicaRole() {
 
 func quoteIdent(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
 
-func quoteName(n target.Name) string { return quoteIdent(n.Schema) + "." + quoteIdent(n.Table) }
+func quotedTable(n target.Name) string { return quoteIdent(n.Schema) + "." + quoteIdent(n.Table) }

@@ -237,7 +237,7 @@ func (t *Target) checkRoom(ctx context.Context, n *node) error {
 		return fail(opOpen, n.String(), err)
 	}
 	if len(rows) < n.facts.maxPrepared {
-		return nil
+		return t.checkShare(ctx, n)
 	}
 	var names []string
 	for i, r := range rows {
@@ -251,6 +251,20 @@ func (t *Target) checkRoom(ctx context.Context, n *node) error {
 		Msg: fmt.Sprintf("the %s has room for %d prepared transactions and holds %d, none of this subscription: %s",
 			n, n.facts.maxPrepared, len(rows), strings.Join(names, ", ")),
 		Hint: "Let their owners finish them, or raise max_prepared_transactions and restart that server"}
+}
+
+// checkShare finds out whether every subscription of a shard can have a batch
+// prepared at once.
+func (t *Target) checkShare(ctx context.Context, n *node) error {
+	rows, err := n.query(ctx, `SELECT count(*) FROM cbrepl.shard`)
+	if err != nil {
+		return fail(opOpen, n.String(), err)
+	}
+	if subs := int(atoi(rows[0][0])); subs > n.facts.maxPrepared {
+		return stop(opOpen, "Raise it to at least that number, plus what other two-phase clients need, and restart that server",
+			"the %s has max_prepared_transactions = %d and serves %d subscriptions", n, n.facts.maxPrepared, subs)
+	}
+	return nil
 }
 
 // quoteLiteral quotes a string constant; standard_conforming_strings is on.

@@ -21,7 +21,7 @@ type Target struct {
 	co     *node
 	shards []*node
 
-	// engine and backend are made anew by every Open.
+	// engine is made anew by every Open.
 	engine  engine
 	backend target.Backend
 
@@ -105,6 +105,7 @@ func New(o Options) (*Target, error) {
 	if err := together("read configuration", errs); err != nil {
 		return nil, err
 	}
+	t.backend = newBackend(len(t.shards), t.shardConn)
 	return t, nil
 }
 

@@ -1,0 +1,256 @@
+package shards
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/dtx"
+	"cbrepl/lab"
+)
+
+// schemaExists reports whether anything of cbrepl is in a database.
+func schemaExists(t *testing.T, dsn string) bool {
+	t.Helper()
+	return len(queryRows(t, dsn, "SELECT FROM pg_namespace WHERE nspname = 'cbrepl'")) > 0
+}
+
+// Open creates nothing; Prepare creates everything, any number of times, and
+// several subscriptions live side by side.
+func TestPrepare(t *testing.T) {
+	coordinator, dbs := sharedDatabases(t, 2)
+	o := testOptions(coordinator, dbs)
+	h := history{seed: 3, shards: 2}
+	tg := historyTarget(t, h, o, 0)
+	_, err := tg.Open(testCtx(t))
+	wantError(t, err, dtx.ClassStop, "3 problems", "the coordinator database", "the shard 0", "the shard 1", "has not been prepared", "`cbrepl target prepare -c FILE`")
+	for _, dsn := range append(dbs, coordinator) {
+		if schemaExists(t, dsn) {
+			t.Error("open has created schema cbrepl")
+		}
+	}
+	prepareHistory(t, h, o)
+	openUntil(t, tg)
+	if err := applyBatch(testCtx(t), tg, h, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Prepare(testCtx(t), o); err != nil { // beside a running daemon
+			t.Fatal(err)
+		}
+	}
+	if err := applyBatch(testCtx(t), tg, h, 2, 0); err != nil {
+		t.Fatal(err)
+	}
+	o2 := o
+	o2.Subscription = "test-2"
+	wantError(t, func() error { _, err := historyTarget(t, h, o2, 0).Open(testCtx(t)); return err }(), dtx.ClassStop,
+		"knows no subscription test-2", "cbrepl target prepare")
+	if err := Prepare(testCtx(t), o2); err != nil {
+		t.Fatal(err)
+	}
+	other := historyTarget(t, history{seed: 4, shards: 2}, o2, 0)
+	if st := openUntil(t, other); st.Initialized || st.Batch != 0 || st.Epoch != 1 {
+		t.Fatalf("state of the second subscription is %+v", st)
+	}
+	if err := initHistory(testCtx(t), other); err != nil {
+		t.Fatal(err)
+	}
+	if err := applyBatch(testCtx(t), tg, h, 3, 0); err != nil {
+		t.Fatal(err)
+	}
+	checkWorld(t, h, o, openUntil(t, tg))
+}
+
+// A shard of another target, in another place, or named twice is refused before
+// anything is written.
+func TestWrongShards(t *testing.T) {
+	coordinator, dbs := sharedDatabases(t, 3)
+	o := testOptions(coordinator, dbs[:2])
+	if err := Prepare(testCtx(t), o); err != nil {
+		t.Fatal(err)
+	}
+	try := func(o Options) error {
+		t.Helper()
+		_, err := historyTarget(t, history{shards: 2}, o, 0).Open(testCtx(t))
+		if perr := Prepare(testCtx(t), o); perr == nil {
+			t.Error("prepare takes it")
+		}
+		return err
+	}
+	swapped := o
+	swapped.Shards = []string{dbs[1], dbs[0]}
+	wantError(t, try(swapped), dtx.ClassStop, "was prepared as shard 1 of 2, the configuration has it as shard 0 of 2", "List every shard once, in the order")
+	twice := o
+	twice.Shards = []string{dbs[0], dbs[0]}
+	wantError(t, try(twice), dtx.ClassStop, "was prepared as shard 0 of 2, the configuration has it as shard 1 of 2")
+	more := o
+	more.Shards = dbs
+	wantError(t, try(more), dtx.ClassStop)
+	fewer := o
+	fewer.Shards = dbs[:1]
+	wantError(t, try(fewer), dtx.ClassStop, "was prepared for 2 shards, the configuration lists 1")
+	// Another coordinator database.
+	foreign := o
+	foreign.Coordinator, foreign.Shards = shared.Database(t), []string{dbs[2]}
+	if err := Prepare(testCtx(t), foreign); err != nil {
+		t.Fatal(err)
+	}
+	foreign.Shards = []string{dbs[0]}
+	wantError(t, try(foreign), dtx.ClassStop, "was prepared for a subscription test of another coordinator database")
+	// A layout of a newer cbrepl.
+	execSQL(t, dbs[0], "UPDATE cbrepl.state_format SET version = 2")
+	wantError(t, try(o), dtx.ClassStop, "version 2 of its layout, this cbrepl knows 1")
+}
+
+func TestServersThatCannot(t *testing.T) {
+	srv := shared.Server(t)
+	coordinator, dbs := sharedDatabases(t, 1)
+	o := testOptions(coordinator, dbs)
+	with := func(shard string) error {
+		o := o
+		o.Shards = []string{shard}
+		return Prepare(testCtx(t), o)
+	}
+	execSQL(t, coordinator, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+	t.Cleanup(func() {
+		if err := srv.DropDatabase(testCtx(t), "ascii"); err != nil {
+			t.Error(err)
+		}
+	})
+	wantError(t, with(srv.DSNFor("ascii")), dtx.ClassStop, "shard 0", "has encoding SQL_ASCII", "ENCODING 'UTF8'")
+	wantError(t, with(srv.DSNFor("nowhere")), dtx.ClassStop, "shard 0", `database "nowhere" does not exist`, "Create the database")
+	wantError(t, with(fmt.Sprintf("postgres://canary_user@127.0.0.1:%d/postgres", srv.Port())), dtx.ClassStop, "shard 0", "Check user, password and pg_hba.conf")
+	begin := time.Now()
+	wantError(t, with("postgres://u:canary-password@127.0.0.1:1/d"), dtx.ClassRetry, "shard 0 (127.0.0.1:1, database d)", "connection refused", "Check that the server runs")
+	if d := time.Since(begin); d > 15*time.Second {
+		t.Errorf("an unreachable server took %s", d)
+	}
+	if schemaExists(t, coordinator) || schemaExists(t, dbs[0]) {
+		t.Error("a failed prepare has created schema cbrepl")
+	}
+}
+
+func TestNoPreparedTransactions(t *testing.T) {
+	srv := lab.ServerForTest(t, lab.Options{Settings: map[string]string{"max_prepared_transactions": "0"}})
+	coordinator := shared.Database(t)
+	o := testOptions(coordinator, []string{srv.DSN()})
+	wantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "the shard 0", "max_prepared_transactions = 0", "restart it")
+	if schemaExists(t, coordinator) {
+		t.Error("a failed prepare has created schema cbrepl")
+	}
+}
+
+// Prepared transactions of others fill the server: they are named, not touched.
+func TestNoRoomToPrepare(t *testing.T) {
+	srv := lab.ServerForTest(t, lab.Options{Settings: map[string]string{"max_prepared_transactions": "1"}})
+	execSQL(t, srv.DSN(), "CREATE DATABASE shard")
+	coordinator := shared.Database(t)
+	o := testOptions(coordinator, []string{srv.DSNFor("shard")})
+	h := history{seed: 12, shards: 1, all: true}
+	prepareHistory(t, h, o)
+	fill := func() {
+		execSQL(t, srv.DSN(), "CREATE TABLE IF NOT EXISTS x (); BEGIN; INSERT INTO x DEFAULT VALUES; PREPARE TRANSACTION 'cbrepl:test:1:1:1'")
+	}
+	tg := historyTarget(t, h, o, 0)
+	st := openUntil(t, tg)
+	fill()
+	wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no room for another prepared transaction", "Set max_prepared_transactions")
+	_, err := tg.Open(testCtx(t))
+	wantError(t, err, dtx.ClassRetry, "has room for 1 prepared transactions and holds 1", "cbrepl:test:1:1:1 (database postgres)")
+	execSQL(t, srv.DSN(), "ROLLBACK PREPARED 'cbrepl:test:1:1:1'")
+	checkWorld(t, h, o, openUntil(t, tg))
+
+	o2 := o
+	o2.Subscription = "second"
+	if err := Prepare(testCtx(t), o2); err != nil {
+		t.Fatal(err)
+	}
+	_, err = historyTarget(t, h, o2, 0).Open(testCtx(t))
+	wantError(t, err, dtx.ClassStop, "max_prepared_transactions = 1", "2 subscriptions")
+}
+
+// The decision is durable whatever the server's default.
+func TestSynchronousCommit(t *testing.T) {
+	coordinator, dbs := sharedDatabases(t, 1)
+	o := testOptions(coordinator, dbs)
+	h := history{seed: 13, shards: 1}
+	prepareHistory(t, h, o)
+	for set, want := range map[string]string{"off": "local", "on": "on", "remote_apply": "remote_apply"} {
+		execSQL(t, coordinator, fmt.Sprintf("DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET synchronous_commit = %s', current_database()); END $$", set))
+		tg := historyTarget(t, h, o, 0)
+		openUntil(t, tg)
+		rows, err := tg.co.query(testCtx(t), "SHOW synchronous_commit")
+		if err != nil || string(rows[0][0]) != want {
+			t.Errorf("synchronous_commit is %s with default %s (%v), want %s", rows, set, err, want)
+		}
+		tg.Close()
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		o     Options
+		parts []string
+	}{
+		{Options{}, []string{"3 problems", `subscription name ""`, "coordinator database's connection string is missing", "0 shards"}},
+		{Options{Subscription: "Upper", Coordinator: "x", Shards: []string{"", "host=a"}}, []string{`subscription name "Upper"`, "connection string of shard 0 is missing"}},
+		{Options{Subscription: strings.Repeat("a", 64), Coordinator: "x", Shards: []string{"host=a"}, LockWait: -1}, []string{"1 to 63", "lock wait is -1ns"}},
+		{Options{Subscription: "a", Coordinator: "postgres://u:canary/pw@h/d", Shards: []string{"host=a port=canary"}},
+			[]string{"the connection string of the coordinator database cannot be parsed", "the connection string of the shard 0 cannot be parsed", "percent-encoded"}},
+	} {
+		_, err := New(c.o)
+		wantError(t, err, dtx.ClassStop, c.parts...)
+		if strings.Contains(err.Error(), "canary") {
+			t.Errorf("the error holds a piece of the connection string: %v", err)
+		}
+	}
+}
+
+// What a server reports is printed without row values.
+func TestServerErrorHidesValues(t *testing.T) {
+	for _, c := range []struct {
+		pg   pgconn.PgError
+		want string
+	}{
+		{pgconn.PgError{Code: "22P02", Message: `invalid input syntax for type integer: "canary"`, Where: "canary"}, `invalid input syntax for type integer: (value not shown) (SQLSTATE 22P02)`},
+		{pgconn.PgError{Code: "22003", Message: `value "can"ary" is out of range for type integer`}, `value (value not shown) is out of range for type integer (SQLSTATE 22003)`},
+		{pgconn.PgError{Code: "23505", Message: `duplicate key value violates unique constraint "t_pkey"`, Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
+			`duplicate key value violates unique constraint "t_pkey" (SQLSTATE 23505)`},
+		{pgconn.PgError{Code: "23502", Message: `null value in column "b" of relation "t" violates not-null constraint`, Detail: "Failing row contains (canary).", ColumnName: "b"},
+			`null value in column "b" of relation "t" violates not-null constraint (SQLSTATE 23502)`},
+		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "raised by a function on the target; its text can hold row values and is only in that server's log (SQLSTATE P0001)"},
+	} {
+		err := fail("apply batch", "shard 0", &c.pg)
+		if got := err.(*dtx.Error).Err.Error(); got != c.want { //nolint:errorlint // fail returns it bare
+			t.Errorf("%s prints as %s, want %s", c.pg.Code, got, c.want)
+		}
+		if strings.Contains(err.Error(), "canary") {
+			t.Errorf("%v holds a value", err)
+		}
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) {
+			t.Error("the server's own error is lost")
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	for code, want := range map[string]dtx.Class{
+		"08006": dtx.ClassRetry, "57P01": dtx.ClassRetry, "57P03": dtx.ClassRetry, "40001": dtx.ClassRetry, "40P01": dtx.ClassRetry,
+		"55P03": dtx.ClassRetry, "53300": dtx.ClassRetry, "53200": dtx.ClassRetry, "57014": dtx.ClassRetry, "25006": dtx.ClassRetry, "25P03": dtx.ClassRetry,
+		"53100": dtx.ClassStop, "22P02": dtx.ClassStop, "23505": dtx.ClassStop, "42P01": dtx.ClassStop, "42501": dtx.ClassStop, "0A000": dtx.ClassStop,
+		"28P01": dtx.ClassStop, "3D000": dtx.ClassStop, "XX001": dtx.ClassStop, "P0001": dtx.ClassStop, "54000": dtx.ClassStop,
+	} {
+		if got := classify(&pgconn.PgError{Code: code}); got != want {
+			t.Errorf("class of %s is %d, want %d", code, got, want)
+		}
+	}
+	if classify(errors.New("unexpected EOF")) != dtx.ClassRetry {
+		t.Error("a lost connection does not retry")
+	}
+}
