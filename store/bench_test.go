@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/pgoutput/pgotest"
 )
 
 // drain reads a part to its end and returns the rows seen.
@@ -55,11 +56,11 @@ func BenchmarkRows(b *testing.B) {
 					b.Fatal(err)
 				}
 				w := s.Writer(0)
-				rel, err := w.PutRelation(relBody(7, "t"))
+				rel, err := w.PutRelation(testRelation(7, "t", 1))
 				if err != nil {
 					b.Fatal(err)
 				}
-				msg := insertMsg(7, 0, strings.Repeat("x", 88))
+				msg := pgotest.Insert(0, 7, pgotest.Text(strings.Repeat("x", 88)))
 				lag := max(1, 10_000/size)
 				var queue []dtx.Part
 				b.SetBytes(int64(len(msg)))

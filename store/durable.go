@@ -131,9 +131,8 @@ func (s *Spool) deleteChains(b *pebble.Batch, c dtx.Content, r chainRange) error
 	if s.opts.Mode == Spooled {
 		spaces = append(spaces, prefixPart)
 	}
-	k := (r.end - 1).class()
 	for _, p := range spaces {
-		start, end := rangeBound(p, c, k, r.start), rangeBound(p, c, k, r.end)
+		start, end := rangeBound(p, c, r.class, r.start), rangeBound(p, c, r.class, r.end)
 		if err := b.DeleteRange(start, end, nil); err != nil {
 			return err
 		}
@@ -191,6 +190,9 @@ func (s *Spool) recover(ctx context.Context) error {
 	if err := s.dropOrphans(ctx); err != nil {
 		return err
 	}
+	if err := s.reserveChains(ctx); err != nil {
+		return err
+	}
 	s.recovered = r
 	return nil
 }
@@ -229,7 +231,6 @@ func (s *Spool) loadMeta(k, v []byte) error {
 		return errors2(nil, "number")
 	}
 	s.chains = binary.BigEndian.Uint64(v)
-	s.chainLimit = s.chains
 	return nil
 }
 

@@ -116,12 +116,12 @@ func (o *chainOrder) died(c *chain) {
 	}
 }
 
-// chainRange is a range of dead chains, end exclusive.
-type chainRange struct{ start, end chainNum }
-
-// minRun is the least dead run in the middle that is worth a range tombstone of
-// its own while there is no pressure.
-const minRun = 1 << 20
+// chainRange is a range of dead chains of one class, end exclusive. The bounds
+// need not be numbers of chains of that class.
+type chainRange struct {
+	class      class
+	start, end chainNum
+}
 
 // takeDead removes dead chains and returns the ranges to delete on disk: the
 // front, and runs in the middle of at least min bytes. Ranges reach from
@@ -142,7 +142,7 @@ func (o *chainOrder) takeDead(min int64) (out []chainRange, chains int, bytes in
 		for ; j < len(o.list) && o.list[j].dead; j++ {
 			disk += o.list[j].disk
 		}
-		r := chainRange{o.low, o.list[j-1].num + 1}
+		r := chainRange{o.list[i].num.class(), o.low, o.list[j-1].num + 1}
 		front := len(keep) == 0
 		if !front {
 			r.start = keep[len(keep)-1].num + 1

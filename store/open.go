@@ -3,7 +3,6 @@ package store
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +43,7 @@ func Open(ctx context.Context, o Options) (*Spool, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fault(err, "")
 	}
-	if err := o.fs.MkdirAll(o.Dir, 0o700); err != nil {
+	if err := makeDir(o.fs, o.Dir); err != nil {
 		return nil, fault(err, "")
 	}
 	lock, err := o.fs.Lock(o.fs.PathJoin(o.Dir, lockName))
@@ -74,7 +73,7 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 			return nil, fmt.Errorf("empty the cache: %w", err)
 		}
 	}
-	if err := o.fs.MkdirAll(dir, 0o700); err != nil {
+	if err := makeDir(o.fs, dir); err != nil {
 		return nil, err
 	}
 	db, err := openDatabase(dir, &o, o.Logger)
@@ -180,6 +179,36 @@ func writeMarker(o *Options) error {
 	return nil
 }
 
+// makeDir makes a directory and its parents; those that are new survive a power
+// cut.
+func makeDir(fs vfs.FS, dir string) error {
+	var changed []string
+	for d := dir; ; {
+		_, err := fs.Stat(d)
+		if err == nil {
+			break
+		}
+		if !oserror.IsNotExist(err) {
+			return err
+		}
+		parent := fs.PathDir(d)
+		changed = append(changed, parent)
+		if parent == d {
+			break
+		}
+		d = parent
+	}
+	if err := fs.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, d := range changed {
+		if err := syncDir(fs, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func syncDir(fs vfs.FS, dir string) error {
 	d, err := fs.OpenDir(dir)
 	if err != nil {
@@ -197,13 +226,4 @@ func readFile(fs vfs.FS, path string) ([]byte, error) {
 	var b bytes.Buffer
 	_, err = io.Copy(&b, io.LimitReader(f, 1<<16))
 	return b.Bytes(), err
-}
-
-func (s *Spool) putMeta(ctx context.Context, name string, v uint64, sync bool) error {
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := b.Set(metaKey(name), binary.BigEndian.AppendUint64(nil, v), nil); err != nil {
-		return err
-	}
-	return s.db.apply(ctx, b, sync)
 }

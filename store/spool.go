@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -131,11 +132,21 @@ func (s *Spool) nextChain(k class) chainNum {
 	defer s.chainMu.Unlock()
 	s.chains++
 	if s.opts.Mode == Spooled && s.chains > s.chainLimit {
-		s.chainLimit = s.chains + chainStep
 		// A failure stops the spool before the number is used on disk.
-		_ = s.putMeta(context.Background(), metaChains, s.chainLimit, false)
+		_ = s.reserveChains(context.Background())
 	}
 	return chainNum(s.chains<<1 | uint64(k))
+}
+
+// reserveChains reserves the numbers that follow on disk. It requires chainMu.
+func (s *Spool) reserveChains(ctx context.Context) error {
+	s.chainLimit = s.chains + chainStep
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := b.Set(metaKey(metaChains), binary.BigEndian.AppendUint64(nil, s.chainLimit), nil); err != nil {
+		return err
+	}
+	return s.db.apply(ctx, b, true)
 }
 
 // SetExempt names the contents that may write while the spool is full: those the
@@ -191,7 +202,7 @@ func (s *Spool) Release(parts []dtx.Part) error {
 	if s.deadDisk.Load() < s.opts.deleteBytes && s.deadChains.Load() < maxDeadChains {
 		return nil
 	}
-	if err := s.deleteDead(context.Background(), minRun); err != nil {
+	if err := s.deleteDead(context.Background(), s.opts.deleteBytes/16); err != nil {
 		return &dtx.Error{Op: "release spooled parts", Class: classOf(err), Err: err}
 	}
 	return nil

@@ -400,6 +400,7 @@ func (t *Txn) leave(ctx context.Context) error {
 	}
 	t.buf = nil
 	if t != w.inLog {
+		delete(w.apart, t)
 		w.disown(t)
 		return nil
 	}

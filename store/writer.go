@@ -19,9 +19,11 @@ type Writer struct {
 	log    *chain
 	logOff int
 	buf    []byte
-	// inLog is the transaction being appended to the log; own are the others
-	// that hold a buffer, most recently used last.
+	// inLog is the transaction being appended to the log, apart are the others
+	// that are open, and own those of them that hold a buffer, most recently used
+	// last.
 	inLog *Txn
+	apart map[*Txn]struct{}
 	own   []*Txn
 }
 
@@ -36,7 +38,7 @@ const logSpare = 256
 // Writer returns a writer for a content's stream. A stream that reconnects goes
 // on with its writer, after dropping its open transactions, or closes it.
 func (s *Spool) Writer(c dtx.Content) *Writer {
-	return &Writer{s: s, lane: s.lane(c)}
+	return &Writer{s: s, lane: s.lane(c), apart: map[*Txn]struct{}{}}
 }
 
 // Close drops the writer's open transactions (not the prepared ones) and gives
@@ -46,7 +48,7 @@ func (w *Writer) Close() error {
 	if w.inLog != nil {
 		errs = append(errs, w.inLog.Drop())
 	}
-	for _, t := range append([]*Txn(nil), w.own...) {
+	for t := range w.apart {
 		errs = append(errs, t.Drop())
 	}
 	if w.log != nil {
@@ -132,9 +134,8 @@ func (w *Writer) Begin(streamed bool) *Txn {
 	t.id = spoolID(t.chain.num, t.off)
 	switch {
 	case t != w.inLog:
-		t.blockOff = 0
-		// The buffer comes with the first row.
-		return t
+		w.apart[t] = struct{}{}
+		return t // its buffer comes with the first row
 	case w.s.opts.Mode == Applied:
 		if w.buf == nil {
 			w.buf = w.s.tier.buffer()
