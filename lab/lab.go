@@ -154,10 +154,7 @@ func newLab(ctx context.Context, o Options) (*Lab, error) {
 // The lock file takes its final name only when it is locked, so a sweeper never
 // sees it unlocked while its owner lives.
 func (l *Lab) prepareDir() error {
-	if err := os.Chmod(l.dir, 0o711); err != nil {
-		return err
-	}
-	if err := l.own(l.dir); err != nil {
+	if err := l.handOver(); err != nil {
 		return err
 	}
 	path := filepath.Join(l.dir, lockName)
@@ -170,6 +167,20 @@ func (l *Lab) prepareDir() error {
 		return err
 	}
 	return os.Rename(path+".new", path)
+}
+
+// handOver opens the lab's directory to the servers' account.
+func (l *Lab) handOver() error {
+	if l.acct.other() && !openToAll(filepath.Dir(l.dir)) {
+		return &dtx.Error{
+			Op: "make lab directory", Msg: "the account " + l.acct.name + ", which runs the servers, may not enter " + filepath.Dir(l.dir),
+			Hint: "Name a directory whose every component is open to all (chmod o+x)", Class: dtx.ClassStop,
+		}
+	}
+	if err := os.Chmod(l.dir, 0o711); err != nil {
+		return err
+	}
+	return l.own(l.dir)
 }
 
 // own gives a path to the servers' account.

@@ -1,0 +1,63 @@
+package lab
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/subscription/config"
+)
+
+// TestPlayground starts one, finds it again as another process would, loads it
+// and takes it down.
+func TestPlayground(t *testing.T) {
+	ctx := testCtx(t)
+	dir := filepath.Join(tempBase(), "cbrepl-test-"+filepath.Base(t.TempDir())+time.Now().Format("150405.000"))
+	p, err := Up(ctx, dir, Options{}, 2, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	p.Detach()
+	cfg, err := config.Load(config.Sources{File: p.ConfigFile()})
+	if err != nil {
+		t.Errorf("the subscription file is not valid: %v", err)
+	} else if len(cfg.Source.Segments) != 2 || len(cfg.Target.Shards) != 1 {
+		t.Errorf("the subscription file has %d segments and %d shards", len(cfg.Source.Segments), len(cfg.Target.Shards))
+	}
+	if _, err := Up(ctx, dir, Options{}, 1, 1); err == nil || !strings.Contains(err.Error(), "lab down") {
+		t.Errorf("a second up: %v", err)
+	}
+
+	q, err := OpenPlayground(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range q.Nodes() {
+		if !n.Running() {
+			t.Errorf("%s does not run", n.Name())
+		}
+	}
+	n, err := Load{Accounts: 50, For: 500 * time.Millisecond}.Run(ctx, q.Source)
+	if err != nil || n == 0 {
+		t.Errorf("load made %d transactions: %v", n, err)
+	}
+	if sum := total(t, q.Source, "accounts"); sum != 5000 {
+		t.Errorf("total is %d, want 5000", sum)
+	}
+	if r, err := Compare(ctx, q.Source, q.Target); err != nil || r.OK() || len(r.Tables) != 2 {
+		t.Errorf("an unreplicated playground compares as %v, %v", r, err)
+	}
+	pids := pidsOf(t, q.Nodes()...)
+	if err := q.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, dir, pids...)
+	if _, err := OpenPlayground(dir, Options{}); !errors.Is(err, os.ErrNotExist) || dtx.ClassOf(err) != dtx.ClassStop {
+		t.Errorf("open after down: %v", err)
+	}
+}
