@@ -124,6 +124,9 @@ func (s *Stream) ServerEnd() (dtx.LSN, time.Time) {
 // Bytes counts the bytes read from the server.
 func (s *Stream) Bytes() int64 { return s.bytes.Load() }
 
+// Heard returns when the server last sent anything.
+func (s *Stream) Heard() time.Time { return time.Unix(0, s.heard.Load()) }
+
 // StatusUpdates counts the status updates sent.
 func (s *Stream) StatusUpdates() int64 { return s.replies.Load() }
 
