@@ -45,8 +45,18 @@ func (v *vector) key() [][]byte {
 	return key
 }
 
+// TestGolden checks placements and hashes read off Greenplum servers.
 func TestGolden(t *testing.T) {
-	f, err := os.Open("testdata/cdbhash.jsonl")
+	for _, c := range []struct {
+		file  string
+		lines int
+	}{{"cdbhash.jsonl", 2432}, {"legacy.jsonl", 985}} {
+		t.Run(c.file, func(t *testing.T) { testGolden(t, "testdata/"+c.file, c.lines) })
+	}
+}
+
+func testGolden(t *testing.T, file string, want int) {
+	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +98,8 @@ func TestGolden(t *testing.T) {
 	if err := sc.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if lines != 2432 {
-		t.Errorf("%d lines, want 2432", lines)
+	if lines != want {
+		t.Errorf("%d lines, want %d", lines, want)
 	}
 	t.Logf("%d lines, %d placements, %d hashes", lines, placements, hashes)
 }

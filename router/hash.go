@@ -151,11 +151,36 @@ func fnv64(h uint32, v uint64) uint32 {
 // key. n must be at least 1. Going from n to n+1 buckets moves only the keys
 // that land in the new one.
 func JumpHash(key uint64, n int) int {
+	if n <= MaxSegments {
+		return jumpSmall(key, n)
+	}
 	b, j := int64(-1), int64(0)
 	for j < int64(n) {
 		b = j
-		key = key*2862933555777941757 + 1
+		key = key*jumpStep + 1
 		j = int64(float64(b+1) * (float64(int64(1)<<31) / float64((key>>33)+1)))
+	}
+	return int(b)
+}
+
+// jumpStep is the multiplier of the generator inside the jump hash.
+const jumpStep = 2862933555777941757
+
+// jumpSmall is JumpHash for n up to MaxSegments without the division of the
+// last step, which only finds out that j is n or more. That is so when
+// (b+1)*2^31 > n*k: both sides are integers below 2^53, so the quotient exceeds n
+// by at least 1/k >= 2^-31, and the rounding of the floating-point formula is
+// below 2^-38 there. Every other step is the formula's own.
+func jumpSmall(key uint64, n int) int {
+	b, j := uint64(0), uint64(0)
+	for j < uint64(n) {
+		b = j
+		key = key*jumpStep + 1
+		k := key>>33 + 1
+		if (b+1)<<31 > uint64(n)*k {
+			break
+		}
+		j = uint64(float64(b+1) * (float64(int64(1)<<31) / float64(k)))
 	}
 	return int(b)
 }

@@ -3,6 +3,7 @@ package router
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 
@@ -18,6 +19,7 @@ type Router struct {
 	policy Policy
 	cols   []column
 	legacy bool // any column's class is legacy: the whole row is
+	int8   bool // the key is one int8 column of the default family
 	pool   *sync.Pool
 }
 
@@ -79,6 +81,7 @@ func New(p Policy) (*Router, error) {
 	if len(errs) > 0 {
 		return nil, &dtx.Error{Op: "read distribution policy", Err: errors.Join(errs...), Class: dtx.ClassStop}
 	}
+	r.int8 = len(r.cols) == 1 && r.cols[0].op == opInt8 && !r.legacy
 	return r, nil
 }
 
@@ -91,6 +94,11 @@ func (r *Router) Legacy() bool { return r.legacy }
 // Segment routes a row of a hash-policy table. key holds the key columns' text
 // values in key order, nil for NULL. It does not allocate.
 func (r *Router) Segment(key [][]byte) (dtx.Content, error) {
+	if r.int8 && len(key) == 1 && key[0] != nil { // the commonest key
+		if x, err := parseInt(key[0], math.MinInt64, math.MaxInt64); err == nil {
+			return dtx.Content(JumpHash(uint64(hashInt8(x)), r.policy.NumSegments)), nil
+		}
+	}
 	h, err := r.RowHash(key)
 	if err != nil {
 		return 0, err
@@ -103,16 +111,38 @@ func (r *Router) RowHash(key [][]byte) (uint32, error) {
 	if len(key) != len(r.cols) || len(key) == 0 {
 		return 0, r.keyError(len(key))
 	}
-	var s *scratch
 	if r.pool != nil {
-		s = r.pool.Get().(*scratch)
-		defer r.pool.Put(s)
+		s := r.pool.Get().(*scratch)
+		h, err := r.rowHash(key, s)
+		r.putScratch(s)
+		return h, err
 	}
+	return r.rowHash(key, nil)
+}
+
+// maxKeptScratch bounds the buffer kept between rows, in bytes.
+const maxKeptScratch = 1 << 20
+
+// putScratch gives s back for the next row; s may be nil.
+func (r *Router) putScratch(s *scratch) {
+	if s == nil || cap(s.buf) > maxKeptScratch {
+		return
+	}
+	s.buf, s.members = s.buf[:0], s.members[:0] // an error leaves them filled
+	r.pool.Put(s)
+}
+
+func (r *Router) rowHash(key [][]byte, s *scratch) (uint32, error) {
 	h := r.start()
 	for i := range r.cols {
+		c, v := &r.cols[i], key[i]
+		if c.op == opText && v != nil && !r.legacy {
+			h = fold(h, hashBytes(v))
+			continue
+		}
 		var err error
-		if h, err = r.add(h, &r.cols[i], key[i], s); err != nil {
-			return 0, r.valueError(&r.cols[i], err)
+		if h, err = r.add(h, c, v, s); err != nil {
+			return 0, r.valueError(c, err)
 		}
 	}
 	return h, nil

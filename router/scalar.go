@@ -1,6 +1,7 @@
 package router
 
 import (
+	"encoding/binary"
 	"math"
 	"strconv"
 	"unicode/utf8"
@@ -10,38 +11,74 @@ import (
 // parseInt reads a decimal integer between lo and hi.
 func parseInt(v []byte, lo, hi int64) (int64, error) {
 	neg := false
-	i := 0
-	if len(v) > 0 && (v[0] == '-' || v[0] == '+') {
-		neg = v[0] == '-'
-		i = 1
-	}
-	if i == len(v) {
-		return 0, errSyntax
+	d := v
+	if len(d) > 0 && (d[0] == '-' || d[0] == '+') {
+		neg = d[0] == '-'
+		d = d[1:]
 	}
 	var u uint64
-	for ; i < len(v); i++ {
-		d := uint64(v[i]) - '0'
-		if d > 9 {
-			return 0, errSyntax
+	var ok bool
+	switch n := len(d); {
+	case n == 0:
+		return 0, errSyntax
+	case n <= 8:
+		u, ok = eightDigits(digitWord(d))
+	case n <= 16:
+		u1, ok1 := eightDigits(digitWord(d[:n-8]))
+		u2, ok2 := eightDigits(binary.LittleEndian.Uint64(d[n-8:]))
+		u, ok = u1*1e8+u2, ok1 && ok2
+	case n <= 19: // below 10^19: no overflow
+		u1, ok1 := eightDigits(digitWord(d[:n-16]))
+		u2, ok2 := eightDigits(binary.LittleEndian.Uint64(d[n-16:]))
+		u3, ok3 := eightDigits(binary.LittleEndian.Uint64(d[n-8:]))
+		u, ok = u1*1e16+u2*1e8+u3, ok1 && ok2 && ok3
+	default:
+		var err error
+		if u, err = parseUint(d, math.MaxUint64); err != nil {
+			return 0, err
 		}
-		if u > (math.MaxUint64-9)/10 {
-			return 0, errRange
-		}
-		u = u*10 + d
+		ok = true
+	}
+	if !ok {
+		return 0, errSyntax
 	}
 	if neg {
-		if u > 1<<63 {
+		if u > -uint64(lo) {
 			return 0, errRange
 		}
-		if x := -int64(u); x >= lo {
-			return x, nil
-		}
-		return 0, errRange
+		return -int64(u), nil
 	}
 	if u > uint64(hi) {
 		return 0, errRange
 	}
 	return int64(u), nil
+}
+
+// digitWord loads one to eight digits as eight: '0' in front of the fewer.
+func digitWord(d []byte) uint64 {
+	n := len(d)
+	if n == 8 {
+		return binary.LittleEndian.Uint64(d)
+	}
+	gap := uint(8*(8-n)) & 63
+	var w uint64
+	if n >= 4 { // two loads that may overlap
+		w = uint64(binary.LittleEndian.Uint32(d[n-4:]))<<32 | uint64(binary.LittleEndian.Uint32(d))<<gap
+	} else { // three that may be the same byte
+		mid := n / 2
+		w = uint64(d[0])<<gap | uint64(d[mid])<<(gap+8*uint(mid)) | uint64(d[n-1])<<56
+	}
+	return w | 0x3030303030303030&(1<<gap-1)
+}
+
+// eightDigits converts eight ASCII digits, the first in the lowest byte, by
+// three multiplications (Daniel Lemire, "Quickly parsing eight digits", 2018).
+func eightDigits(w uint64) (uint64, bool) {
+	t := w - 0x3030303030303030
+	ok := (w+0x4646464646464646|t)&0x8080808080808080 == 0
+	t = t*10 + t>>8
+	t = (t&0x000000ff000000ff*(100+1000000<<32) + t>>16&0x000000ff000000ff*(1+10000<<32)) >> 32
+	return t, ok
 }
 
 // parseUint reads an unsigned decimal integer up to hi.

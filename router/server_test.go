@@ -37,7 +37,8 @@ type property struct {
 	// modified tells that the server may change a value it reads (a type
 	// modifier, a multirange in an order that only the server knows).
 	modified bool
-	part     int // divides the number of values
+	textOnly bool // the binary format is refused
+	part     int  // divides the number of values
 }
 
 func fixedDate(r *rand.Rand) string {
@@ -229,6 +230,11 @@ func (p *property) check(t *testing.T, conn *pgx.Conn, rt *router.Router, r *ran
 					t.Errorf("value %q, text %q: hash %d, the server says %d (%v)", values[i], got.text, h, got.hash, err)
 				}
 			}
+			if h, err := rt.ValuesHash([]router.Value{{Data: got.binary, Binary: true}}); !p.textOnly && (err != nil || h != got.hash) {
+				if wrong++; wrong <= 5 {
+					t.Errorf("value %q, binary %x: hash %d, the server says %d (%v)", values[i], got.binary, h, got.hash, err)
+				}
+			}
 			if p.cast != "" || p.modified {
 				continue
 			}
@@ -252,8 +258,8 @@ func (p *property) check(t *testing.T, conn *pgx.Conn, rt *router.Router, r *ran
 }
 
 type answer struct {
-	text []byte
-	hash uint32
+	text, binary []byte
+	hash         uint32
 }
 
 // ask has the server read the values and returns their text and hash.
@@ -272,16 +278,16 @@ func (p *property) ask(t *testing.T, conn *pgx.Conn, settings string, values []s
 	if err != nil {
 		t.Fatal(err)
 	}
-	sql := fmt.Sprintf("select x, %s from (select %s as x, n from unnest($1::text[]) with ordinality as u(v, n) offset 0) s order by n", p.hash, cast)
-	res := conn.PgConn().ExecParams(ctx, sql, [][]byte{arg}, nil, []int16{pgtype.BinaryFormatCode}, nil)
+	sql := fmt.Sprintf("select x, x, %s from (select %s as x, n from unnest($1::text[]) with ordinality as u(v, n) offset 0) s order by n", p.hash, cast)
+	res := conn.PgConn().ExecParams(ctx, sql, [][]byte{arg}, nil, []int16{pgtype.BinaryFormatCode}, []int16{pgtype.TextFormatCode, pgtype.BinaryFormatCode, pgtype.TextFormatCode})
 	var out []answer
 	for res.NextRow() {
 		row := res.Values()
-		h, err := strconv.ParseInt(string(row[1]), 10, 64)
+		h, err := strconv.ParseInt(string(row[2]), 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, answer{append([]byte{}, row[0]...), uint32(h)})
+		out = append(out, answer{append([]byte{}, row[0]...), append([]byte{}, row[1]...), uint32(h)})
 	}
 	if _, err := res.Close(); err != nil {
 		t.Fatalf("%s: %v", sql, err)
