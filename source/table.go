@@ -18,6 +18,9 @@ type Table struct {
 	// Root is "schema.name" of the partition root when Table is a leaf published
 	// under its own name, else empty.
 	Root string
+	// Deferrable tells that a unique or exclusion constraint of the table is
+	// deferrable: inside a transaction rows may share its values for a while.
+	Deferrable bool
 	// ColumnList and RowFilter tell that the publication restricts the table.
 	ColumnList, RowFilter bool
 }

@@ -16,6 +16,9 @@ type window struct {
 	// everywhere.
 	bufs []copyBuf
 	fold *fold
+	// held is set when the fold begins with inserts held back, which do not count
+	// in bytes and rows.
+	held bool
 	// bytes and rows are this table's share of the run's.
 	bytes int64
 	rows  int
@@ -129,6 +132,11 @@ func (r *run) insert(t *table, c *pgoutput.Change) error {
 	var err error
 	if r.vals, err = r.decode(t, r.vals, c.New); err != nil {
 		return err
+	}
+	if t.deferrable && t.mode == modeIdle && len(t.shape.key) > 0 {
+		if err := r.startFold(t, "an insert"); err != nil {
+			return err
+		}
 	}
 	if t.mode == modeFold {
 		return r.foldInsert(t)

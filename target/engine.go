@@ -101,6 +101,7 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 		return problem("Create the table, or add a name rule for it", "there is no table %s on the target", want)
 	}
 	t.sources = append(t.sources, Name{src.Schema, src.Name})
+	t.deferrable = t.deferrable || src.Deferrable
 	if _, err := t.newShape(published(src), src); err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}
@@ -166,7 +167,7 @@ func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend)
 	r := newRun(ctx, e, b, be)
 	err := r.batch(b, rows)
 	if err == nil {
-		err = r.flushAll()
+		err = r.flushAll(false)
 	}
 	err = r.finish(err)
 	if err != nil {
@@ -189,16 +190,21 @@ func (e *Engine) takeFold() *fold {
 	return newFold()
 }
 
-// endWindow forgets what t had pending. Folds are kept for the next window up to
-// the size of one.
-func (e *Engine) endWindow(t *table) {
-	if f := t.fold; f != nil {
-		f.reset()
-		if n := f.footprint(); e.foldBytes+n <= e.opt.WindowBytes {
-			e.foldBytes += n
-			e.folds = append(e.folds, f)
-		}
+// putFold keeps a fold for the next window, up to the size of one.
+func (e *Engine) putFold(f *fold) {
+	if f == nil {
+		return
 	}
+	f.reset()
+	if n := f.footprint(); e.foldBytes+n <= e.opt.WindowBytes {
+		e.foldBytes += n
+		e.folds = append(e.folds, f)
+	}
+}
+
+// endWindow forgets what t had pending.
+func (e *Engine) endWindow(t *table) {
+	e.putFold(t.fold)
 	for i := range t.bufs {
 		t.bufs[i] = copyBuf{}
 	}

@@ -7,22 +7,60 @@ import (
 	"cbrepl/pgoutput"
 )
 
-// flush queues what table t has pending and ends its window.
-func (r *run) flush(t *table) error {
-	var err error
+// flush queues what table t has pending and ends its window. midway tells that
+// the part being read goes on: then the inserts of a table whose constraints are
+// deferrable on the source are held back, up to the size of a window, because
+// rows that still have their unique values may give them up later in the same
+// transaction.
+func (r *run) flush(t *table, midway bool) error {
 	if t.mode == modeFold {
 		fl := flusher{run: r, t: t, f: t.fold, sh: t.shape}
-		err = fl.flush()
-	} else {
-		err = r.sendCopies(t, t.shape.copyCols)
-	}
-	if err != nil {
+		if err := fl.changes(); err != nil {
+			return err
+		}
+		if midway && t.deferrable {
+			if held := fl.hold(); held.size <= r.e.opt.HoldBytes {
+				r.hold(t, -t.bytes, -t.rows)
+				t.fold, t.held = held, true
+				r.e.putFold(fl.f)
+				return nil
+			} else {
+				r.e.putFold(held)
+			}
+		}
+		if err := fl.inserts(); err != nil {
+			return err
+		}
+	} else if err := r.sendCopies(t, t.shape.copyCols); err != nil {
 		return err
 	}
-	r.bytes -= t.bytes
-	r.rows -= t.rows
+	r.hold(t, -t.bytes, -t.rows)
 	r.e.endWindow(t)
 	return nil
+}
+
+// hold copies the records to insert into a fold of their own.
+func (fl *flusher) hold() *fold {
+	f := fl.f
+	held := fl.e.takeFold()
+	for n := range f.records {
+		rec := &f.records[n]
+		if !rec.inserts() {
+			continue
+		}
+		s := held.slotOf(f.get(f.slots[rec.cur].key))
+		h := &held.records[held.add(s, none, rec.part)]
+		h.img, h.ext, h.fetched = held.put(f.get(rec.img)), held.put(f.get(rec.ext)), rec.fetched
+		if fl.sh.images {
+			h.img = held.slots[s].key
+		}
+	}
+	return held
+}
+
+// inserts reports whether the record ends as a row to insert.
+func (rec *record) inserts() bool {
+	return rec.cur != none && !rec.skip && (rec.orig == none || rec.move)
 }
 
 // flusher sends one table's net effects: deletes, updates in place, inserts.
@@ -43,8 +81,6 @@ type flusher struct {
 	kv     [][]byte
 	v      []pgoutput.Value
 	mask   []byte
-	// refilled tells that some records have fetched extra columns.
-	refilled bool
 }
 
 // group is the records that lack the same columns.
@@ -74,34 +110,15 @@ type work struct {
 	updated []Found
 }
 
-func (fl *flusher) flush() error {
-	t := fl.t
+// changes sends the deletes and updates in place.
+func (fl *flusher) changes() error {
 	if fl.sh.images {
-		if err := fl.deleteImages(); err != nil {
-			return err
-		}
-	} else {
-		if err := fl.deletes(); err != nil {
-			return err
-		}
-		if err := fl.updates(); err != nil {
-			return err
-		}
+		return fl.deleteImages()
 	}
-	// Inserts: whole rows first, then those that carry the extra columns.
-	if err := fl.inserts(false); err != nil {
+	if err := fl.deletes(); err != nil {
 		return err
 	}
-	if err := fl.sendCopies(t, fl.sh.copyCols); err != nil {
-		return err
-	}
-	if !fl.refilled {
-		return nil
-	}
-	if err := fl.inserts(true); err != nil {
-		return err
-	}
-	return fl.sendCopies(t, fl.sh.withExtra())
+	return fl.updates()
 }
 
 // withExtra lists the columns of a row with fetched extra columns.
@@ -369,27 +386,38 @@ func (s *shape) targets(cols []int) []int {
 	return out
 }
 
-// inserts sends new and moved rows; with fetched, only those that carry the
-// extra columns, without it, only the others.
-func (fl *flusher) inserts(fetched bool) error {
-	f, t := fl.f, fl.t
-	cols := fl.sh.copyCols
-	if fetched {
-		cols = fl.sh.withExtra()
+// inserts sends new and moved rows: first those without, then those with
+// fetched extra columns.
+func (fl *flusher) inserts() error {
+	more, err := fl.insertRows(false, fl.sh.copyCols)
+	if err == nil && more {
+		_, err = fl.insertRows(true, fl.sh.withExtra())
 	}
+	return err
+}
+
+// insertRows sends the rows with or without extra columns, and tells whether
+// there are others.
+func (fl *flusher) insertRows(fetched bool, cols []int) (more bool, err error) {
+	f, t := fl.f, fl.t
 	for n := range f.records {
 		rec := &f.records[n]
-		if rec.cur == none || rec.skip || rec.orig != none && !rec.move || rec.fetched != fetched {
+		if !rec.inserts() {
+			continue
+		}
+		if rec.fetched != fetched {
+			more = true
 			continue
 		}
 		fl.v = appendValues(fl.v[:0], f.get(rec.img))
 		place, err := fl.segmentOfNew(t, fl.v, rec.part)
 		if err != nil {
-			return err
+			return more, err
 		}
+		fl.v = appendValues(fl.v, f.get(rec.ext))
 		if err := fl.addCopy(t, place, cols, fl.v, rec.part); err != nil {
-			return err
+			return more, err
 		}
 	}
-	return nil
+	return more, fl.sendCopies(t, cols)
 }

@@ -45,14 +45,16 @@ type slot struct {
 }
 
 type record struct {
-	img       ref
+	img ref
+	// ext holds the fetched values of the table's extra columns.
+	ext       ref
 	orig, cur int32
 	next      int32 // next live record of the same slot
 	part      int32 // the part that changed it last
 	seg       int32 // where it was before the window, when known from its old image
 	// partial is set when the image has unchanged columns that are not known.
 	partial bool
-	// fetched is set when the image ends with the table's extra columns.
+	// fetched is set when ext is.
 	fetched bool
 	// skip is set when the record's net effect is not applied (a conflict).
 	skip bool

@@ -26,6 +26,10 @@ type Options struct {
 	WindowBytes int64
 	// WindowRows bounds the rows held in one window. 0 is 250,000.
 	WindowRows int
+	// HoldBytes bounds the inserts that a table with deferrable constraints on the
+	// source holds back until the end of a part. Beyond it they are sent, and meet
+	// whatever still has their unique values. 0 is WindowBytes.
+	HoldBytes int64
 	// QueueBytes bounds the operations waiting for the target's segments. 0 is
 	// 32 MiB.
 	QueueBytes int64
@@ -42,6 +46,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.WindowRows == 0 {
 		o.WindowRows = 250_000
+	}
+	if o.HoldBytes == 0 {
+		o.HoldBytes = o.WindowBytes
 	}
 	if o.QueueBytes == 0 {
 		o.QueueBytes = 32 << 20
@@ -64,7 +71,7 @@ func (o *Options) Validate() error {
 		name string
 		v    int64
 	}{
-		{"window bytes", o.WindowBytes}, {"window rows", int64(o.WindowRows)}, {"queue bytes", o.QueueBytes},
+		{"window bytes", o.WindowBytes}, {"window rows", int64(o.WindowRows)}, {"hold bytes", o.HoldBytes}, {"queue bytes", o.QueueBytes},
 		{"chunk bytes", int64(o.ChunkBytes)}, {"chunk rows", int64(o.ChunkRows)},
 	} {
 		if f.v < 1 {

@@ -37,7 +37,10 @@ type table struct {
 	guards []int
 	// sources lists the source tables that map here.
 	sources []Name
-	shapes  []*shape
+	// deferrable is set when the source lets rows share unique values inside a
+	// transaction, which the target may not.
+	deferrable bool
+	shapes     []*shape
 	window
 }
 

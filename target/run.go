@@ -27,6 +27,8 @@ type run struct {
 	dirty []*table
 	// skipped counts rows left out because another content's copy is applied.
 	skipped int64
+	// held is set when a dirty table holds inserts back.
+	held bool
 
 	mu     sync.Mutex // guards result while lanes run
 	result Result
@@ -86,6 +88,9 @@ func (r *run) step(base int, parts []dtx.Part, rows Rows) error {
 		if err = errors.Join(err, it.Close()); err != nil {
 			return err
 		}
+		if err := r.endPart(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -132,7 +137,7 @@ func (r *run) change(c *pgoutput.Change) error {
 	t := rel.table
 	if t.shape != rel.shape {
 		if t.mode != modeIdle {
-			if err := r.flush(t); err != nil {
+			if err := r.flush(t, false); err != nil {
 				return err
 			}
 		}
@@ -153,23 +158,44 @@ func (r *run) change(c *pgoutput.Change) error {
 		return err
 	}
 	if r.bytes > r.e.opt.WindowBytes || r.rows > r.e.opt.WindowRows {
-		return r.flushAll()
+		return r.flushAll(true)
 	}
 	return nil
 }
 
 // flushAll ends the window: everything read so far is queued for the segments,
-// in order.
-func (r *run) flushAll() error {
+// in order. midway tells that the part being read goes on.
+func (r *run) flushAll(midway bool) error {
+	left := r.dirty[:0]
 	for _, t := range r.dirty {
 		if t.mode == modeIdle {
 			continue
 		}
-		if err := r.flush(t); err != nil {
+		if err := r.flush(t, midway); err != nil {
 			return err
 		}
+		if t.mode != modeIdle {
+			left = append(left, t)
+			r.held = true
+		}
 	}
-	r.dirty = r.dirty[:0]
+	r.dirty = left
+	return nil
+}
+
+// endPart sends the inserts held back while a part was read.
+func (r *run) endPart() error {
+	if !r.held {
+		return nil
+	}
+	r.held = false
+	for _, t := range r.dirty {
+		if t.mode != modeIdle && t.held {
+			if err := r.flush(t, false); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

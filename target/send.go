@@ -278,14 +278,18 @@ func (fl *flusher) refill(rec *record, g *group, vals []pgoutput.Value) {
 	for _, v := range vals {
 		size += int64(len(v.Data))
 	}
-	img, _ := fl.sh.appendImage(fl.run.img[:0], fl.v)
-	for _, v := range vals[len(g.unresolved):] {
-		img = appendValue(img, v)
-		rec.fetched, fl.refilled = true, true
+	if len(g.unresolved) > 0 {
+		fl.run.img, rec.partial = fl.sh.appendImage(fl.run.img[:0], fl.v)
+		rec.img = fl.f.put(fl.run.img)
 	}
-	fl.run.img = img
-	rec.img = fl.f.put(img)
-	rec.partial = false
+	if len(fl.sh.extra) > 0 {
+		fl.run.img = fl.run.img[:0]
+		for _, v := range vals[len(g.unresolved):] {
+			fl.run.img = appendValue(fl.run.img, v)
+		}
+		rec.ext = fl.f.put(fl.run.img)
+		rec.fetched = true
+	}
 	// A slow-moving mean, so that windows shrink when fetched rows are large.
 	fl.e.fetchCost += (size - fl.e.fetchCost) / 16
 	fl.e.fetchCost = max(fl.e.fetchCost, 1<<10)

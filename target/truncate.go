@@ -64,7 +64,7 @@ func (r *run) barrier(base int, parts []dtx.Part, rows Rows) (err error) {
 					phase, r.parts[from].Content), "The source's segments disagree; check that the publication is the same on all of them")
 			}
 		}
-		if err := r.flushAll(); err != nil {
+		if err := r.flushAll(false); err != nil {
 			return err
 		}
 		if cmd == nil {
