@@ -231,9 +231,9 @@ func (t *Target) abandon(ctx context.Context) {
 		case n.conn == nil || n.conn.IsClosed() || n.conn.IsBusy():
 			n.close()
 			return nil
-		case n.phase == begun:
+		case n.conn.TxStatus() != 'I': // a PREPARE that was not sent leaves it open, too
 			err = n.simple(ctx, "ROLLBACK")
-		default:
+		case n.phase != begun:
 			err = n.simple(ctx, "ROLLBACK PREPARED "+quoteLiteral(n.gid))
 		}
 		n.phase = idle

@@ -1,7 +1,10 @@
 package shards
 
 import (
+	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -98,4 +101,84 @@ func TestRefusedBatches(t *testing.T) {
 	if st.Batch != 1 || st.Positions[1] != (dtx.Position{Content: 0, LSN: 0xab_0000_0001}) {
 		t.Fatalf("state is %+v", st)
 	}
+}
+
+// A daemon that is told to stop gives the batch up before its decision and
+// finishes it after.
+func TestCancel(t *testing.T) {
+	h := history{seed: 30, shards: 2, all: true}
+	coordinator, dbs := sharedDatabases(t, h.shards)
+	o := testOptions(coordinator, dbs)
+	prepareHistory(t, h, o)
+	tg := historyTarget(t, h, o, 0)
+	st := openUntil(t, tg)
+	for _, c := range []struct {
+		point string
+		done  bool
+	}{
+		{"before_begin", false}, {"test_rows_written", false}, {"before_prepare", false}, {"between_prepare", false}, {"after_prepare", false},
+		{"after_decide", true}, {"between_commit_prepared", true}, {"after_commit", true},
+	} {
+		ctx, cancel := context.WithCancel(testCtx(t))
+		tg.private.onPoint = func(name string) error {
+			if name == c.point {
+				cancel()
+			}
+			return nil
+		}
+		begin := time.Now()
+		err := applyBatch(ctx, tg, h, st.Batch+1, 0)
+		if d := time.Since(begin); d > 3*time.Second {
+			t.Errorf("%s: it took %s to stop", c.point, d)
+		}
+		tg.private.onPoint = nil
+		cancel()
+		if (err == nil) != c.done {
+			t.Fatalf("%s: error is %v", c.point, err)
+		}
+		if err != nil && dtx.ClassOf(err) != dtx.ClassRetry {
+			t.Errorf("%s: class of %v is stop", c.point, err)
+		}
+		if !c.done && c.point != "between_prepare" { // there it was sent and cut off: left to Open
+			checkNonePrepared(t, o)
+		}
+		before := st.Batch
+		st = openUntil(t, tg)
+		if want := before + uint64(count(c.done)); st.Batch != want {
+			t.Fatalf("%s: batch %d is recorded, want %d", c.point, st.Batch, want)
+		}
+		checkWorld(t, h, o, st)
+	}
+}
+
+// A failing statement names its table and shard, and undoes the batch.
+func TestBatchError(t *testing.T) {
+	h := history{seed: 31, shards: 2, all: true}
+	coordinator, dbs := sharedDatabases(t, h.shards)
+	o := testOptions(coordinator, dbs)
+	prepareHistory(t, h, o)
+	tg := historyTarget(t, h, o, 0)
+	openUntil(t, tg)
+	execSQL(t, dbs[1], "INSERT INTO app.log VALUES (1, 0)") // the key of the batch's first row
+	err := applyBatch(testCtx(t), tg, h, 1, 0)
+	wantError(t, err, dtx.ClassStop, "table app.log", "log_pkey", "23505")
+	if strings.Contains(err.Error(), "(1, 0)") {
+		t.Errorf("the error holds row values: %v", err)
+	}
+	checkNonePrepared(t, o)
+	execSQL(t, dbs[1], "DELETE FROM app.log")
+	checkWorld(t, h, o, openUntil(t, tg))
+	// A statement that waits for a lock gives up, and the batch is tried again.
+	o.LockTimeout = 200 * time.Millisecond
+	tg.Close()
+	tg = historyTarget(t, h, o, 0)
+	openUntil(t, tg)
+	execSQL(t, dbs[0], "BEGIN; LOCK app.account; PREPARE TRANSACTION 'holder'")
+	wantError(t, applyBatch(testCtx(t), tg, h, 1, 0), dtx.ClassRetry, "55P03")
+	execSQL(t, dbs[0], "ROLLBACK PREPARED 'holder'")
+	openUntil(t, tg)
+	if err := applyBatch(testCtx(t), tg, h, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	checkWorld(t, h, o, openUntil(t, tg))
 }

@@ -105,7 +105,7 @@ func New(o Options) (*Target, error) {
 	if err := together("read configuration", errs); err != nil {
 		return nil, err
 	}
-	t.backend = newBackend(len(t.shards), t.shardConn)
+	t.backend = placed{newBackend(len(t.shards), t.shardConn), t.shards}
 	return t, nil
 }
 

@@ -239,7 +239,7 @@ func roundTrips(src, dst string) (bool, string) {
 	switch {
 	case anyText(d) && !s.array:
 		return true, ""
-	case isText(s.base) && d.base == "character varying":
+	case isText(s.base) && (d.base == "character varying" || d.base == "text"):
 		return s.modAt(0, unbounded) <= d.modAt(0, unbounded), "longer values do not fit"
 	case d.base == "interval" && strings.HasPrefix(s.base, "interval "):
 		return d.modAt(0, defaultPrecision) >= s.modAt(0, defaultPrecision), "fractions of a second would be rounded"

@@ -1,0 +1,47 @@
+package shards
+
+import (
+	"context"
+	"errors"
+
+	"cbrepl/dtx"
+	"cbrepl/target"
+)
+
+// placed names the shard in the errors of a backend.
+type placed struct {
+	target.Backend
+	shards []*node
+}
+
+func (p placed) name(seg dtx.Content, err error) error {
+	var de *dtx.Error
+	if err != nil && errors.As(err, &de) && de.Msg == "" && seg >= 0 && int(seg) < len(p.shards) {
+		de.Msg = "the " + p.shards[seg].String()
+	}
+	return err
+}
+
+func (p placed) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp) (int64, error) {
+	n, err := p.Backend.Copy(ctx, seg, op)
+	return n, p.name(seg, err)
+}
+
+func (p placed) Delete(ctx context.Context, seg dtx.Content, op *target.DeleteOp) (target.Found, error) {
+	f, err := p.Backend.Delete(ctx, seg, op)
+	return f, p.name(seg, err)
+}
+
+func (p placed) Update(ctx context.Context, seg dtx.Content, op *target.UpdateOp) (target.Found, error) {
+	f, err := p.Backend.Update(ctx, seg, op)
+	return f, p.name(seg, err)
+}
+
+func (p placed) DeleteImages(ctx context.Context, seg dtx.Content, op *target.ImageOp) (target.Found, error) {
+	f, err := p.Backend.DeleteImages(ctx, seg, op)
+	return f, p.name(seg, err)
+}
+
+func (p placed) Truncate(ctx context.Context, seg dtx.Content, tables []*target.Table, restartIdentity bool) error {
+	return p.name(seg, p.Backend.Truncate(ctx, seg, tables, restartIdentity))
+}
