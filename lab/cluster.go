@@ -153,7 +153,7 @@ func (l *Lab) StartTarget(ctx context.Context, m int) (*TargetCluster, error) {
 	if m == 0 {
 		m = 2
 	}
-	c, err := l.startNodes(ctx, "target", m)
+	c, err := l.startNodes(ctx, "target-", m)
 	if err != nil {
 		return nil, err
 	}

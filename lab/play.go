@@ -115,6 +115,9 @@ func (l *Lab) up(ctx context.Context, sourceSegments, targetSegments int) (*Play
 			return nil, err
 		}
 	}
+	if err := removeAll(filepath.Join(l.dir, "template")); err != nil { // no server is added later
+		return nil, opErr("start playground", err)
+	}
 	for _, n := range p.Source.Nodes() {
 		p.state.Source = append(p.state.Source, playNode{n.name, n.port})
 	}
@@ -224,7 +227,7 @@ func (p *Playground) Down(ctx context.Context) error {
 	if err := all(p.Nodes(), func(s *Server) error { return s.kill(ctx) }); err != nil {
 		return opErr("stop playground", err)
 	}
-	names := []string{"template", spoolDir, configFile, stateFile} // the state last
+	names := []string{spoolDir, configFile, stateFile} // the state last
 	for _, s := range p.Nodes() {
 		names = append([]string{filepath.Base(s.dir)}, names...)
 	}

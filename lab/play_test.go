@@ -21,7 +21,7 @@ func TestPlayground(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	p.Detach()
 	cfg, err := config.Load(config.Sources{File: p.ConfigFile()})
 	if err != nil {

@@ -46,7 +46,7 @@ func (l *Lab) StartSource(ctx context.Context, n int) (*Source, error) {
 	if n == 0 {
 		n = 3
 	}
-	c, err := l.startNodes(ctx, "source", n)
+	c, err := l.startNodes(ctx, "source-", n)
 	if err != nil {
 		return nil, err
 	}
