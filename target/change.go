@@ -86,6 +86,9 @@ func (r *run) segment(t *table, vals []pgoutput.Value) (int, error) {
 	case placeReplicated:
 		return everywhere, nil
 	}
+	if len(t.segs) == 1 {
+		return 0, nil
+	}
 	cols := t.shape.dist
 	if t.place == placeRandom {
 		cols = t.shape.place

@@ -147,6 +147,9 @@ func (fl *flusher) oldPlace(rec *record) (int, error) {
 	case placeReplicated:
 		return everywhere, nil
 	}
+	if len(t.segs) == 1 {
+		return 0, nil
+	}
 	key := fl.f.get(fl.f.slots[rec.orig].key)
 	if sh.images {
 		fl.v = appendValues(fl.v[:0], key)
@@ -346,7 +349,13 @@ func (fl *flusher) updates() error {
 		}
 		w := fl.workFor(g, place)
 		if w.n == 0 {
-			w.setCols, w.sameCols = fl.without(sh.set, g), fl.without(sh.guards, g)
+			same := sh.guards
+			if place == somewhere {
+				// A column of the distribution key is unchanged and not known. The row
+				// stays on its segment only if the others did not change either.
+				same = union(same, sh.dist)
+			}
+			w.setCols, w.sameCols = fl.without(sh.set, g), fl.without(same, g)
 			w.set, w.same = fl.vecs(len(w.setCols)), fl.vecs(len(w.sameCols))
 		}
 		fl.addKey(w, int32(n), rec)
@@ -361,6 +370,16 @@ func (fl *flusher) updates() error {
 	}
 	fl.whole = nil
 	return fl.sendUpdates(fl.takeWorks(), len(sh.guards) > 0 || fl.uncertain())
+}
+
+func union(a, b []int) []int {
+	out := slices.Clone(a)
+	for _, c := range b {
+		if !slices.Contains(out, c) {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // without lists the columns that are not unresolved in g.
