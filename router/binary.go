@@ -86,7 +86,7 @@ func (n *node) hashBinary(v []byte, s *scratch) (uint32, error) {
 	case opInt8, opXid8, opTime, opTimestamp, opTimestamptz, opLSN:
 		x, err := fixed(v, 8)
 		return hashInt8(int64(x)), err
-	case opInt4, opOID, opDate:
+	case opInt4, opOID, opXid, opDate:
 		x, err := fixed(v, 4)
 		return hashUint32(uint32(x)), err
 	case opInt2:

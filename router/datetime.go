@@ -203,7 +203,7 @@ const (
 	zoneUTC                      // UTC when it is not there
 )
 
-// offset reads ±hh[:mm[:ss]] or Z and returns seconds east of UTC.
+// offset reads ±hh[:mm[:ss]], ±hhmm or Z and returns seconds east of UTC.
 func (c *cursor) offset(rule zoneRule) (int, error) {
 	neg := false
 	switch {
@@ -219,7 +219,10 @@ func (c *cursor) offset(rule zoneRule) (int, error) {
 	}
 	h, ok := c.num(2, 2)
 	m, s := 0, 0
-	if ok && (c.skip(':') || c.digitNext()) {
+	switch {
+	case ok && c.digitNext():
+		m, ok = c.num(2, 2)
+	case ok && c.skip(':'):
 		if m, ok = c.num(2, 2); ok && c.skip(':') {
 			s, ok = c.num(2, 2)
 		}

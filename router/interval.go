@@ -7,6 +7,7 @@ type interval struct {
 	us     int64
 	days   int32
 	months int32
+	seen   uint8 // units read, by their bits: each may stand once
 }
 
 // span is interval_cmp_value cut to 64 bits, as interval_hash does: a month
@@ -51,23 +52,37 @@ func addMul64(x, n, k int64) (int64, bool) {
 	return r, (r > x) == (p > 0)
 }
 
-// unit is what a unit word stands for; one field is set.
-type unit struct{ us, days, months int64 }
+// unit is what a unit word stands for: one of the amounts, and its bit.
+type unit struct {
+	us, days, months int64
+	bit              uint8
+}
 
-var noUnit unit
+// The units. The server takes a unit only once, and so do we.
+var (
+	noUnit  unit
+	years   = unit{months: 12, bit: 1}
+	months  = unit{months: 1, bit: 2}
+	weeks   = unit{days: 7, bit: 4}
+	days    = unit{days: 1, bit: 8}
+	hours   = unit{us: 3600 * usPerSec, bit: 16}
+	minutes = unit{us: 60 * usPerSec, bit: 32}
+	seconds = unit{us: usPerSec, bit: 64}
+	micros  = unit{us: 1}
+)
 
 // unitOf knows the words that IntervalStyle postgres and postgres_verbose print
 // and their usual spellings.
 func unitOf(w []byte) unit {
 	switch string(w) {
 	case "year", "years", "yr", "yrs", "y":
-		return unit{months: 12}
+		return years
 	case "mon", "mons", "month", "months":
-		return unit{months: 1}
+		return months
 	case "week", "weeks", "w":
-		return unit{days: 7}
+		return weeks
 	case "day", "days", "d":
-		return unit{days: 1}
+		return days
 	case "hour", "hours", "hr", "hrs", "h":
 		return hours
 	case "min", "mins", "minute", "minutes":
@@ -77,14 +92,6 @@ func unitOf(w []byte) unit {
 	}
 	return noUnit
 }
-
-// Units by themselves.
-var (
-	hours   = unit{us: 3600 * usPerSec}
-	minutes = unit{us: 60 * usPerSec}
-	seconds = unit{us: usPerSec}
-	micros  = unit{us: 1}
-)
 
 // parseInterval reads IntervalStyle postgres ("1 year 2 mons -3 days
 // +04:05:06.7"), postgres_verbose ("@ 1 year ... ago") and iso_8601
@@ -221,6 +228,10 @@ func (iv *interval) addQuantity(q quantity, u unit, negate bool) error {
 	if u == noUnit || (q.frac != 0 && u.us != usPerSec) {
 		return errSyntax
 	}
+	if iv.seen&u.bit != 0 {
+		return errSyntax
+	}
+	iv.seen |= u.bit
 	if negate {
 		q.n, q.frac = -q.n, -q.frac
 	}
@@ -263,13 +274,13 @@ func parseISOInterval(v []byte) (interval, error) {
 func isoUnit(c byte, inTime bool) unit {
 	switch {
 	case !inTime && c == 'Y':
-		return unit{months: 12}
+		return years
 	case !inTime && c == 'M':
-		return unit{months: 1}
+		return months
 	case !inTime && c == 'W':
-		return unit{days: 7}
+		return weeks
 	case !inTime && c == 'D':
-		return unit{days: 1}
+		return days
 	case inTime && c == 'H':
 		return hours
 	case inTime && c == 'M':

@@ -240,9 +240,13 @@ func (n *node) image(v []byte, s *scratch) (err error) {
 		var x uint32
 		x, err = parseUint32(v)
 		s.u32(x)
+	case opXid:
+		var x uint64
+		x, err = parsePlainUint(v, math.MaxUint32)
+		s.u32(uint32(x))
 	case opXid8:
 		var x uint64
-		x, err = parseUint(v, math.MaxUint64)
+		x, err = parsePlainUint(v, math.MaxUint64)
 		s.u64(x)
 	case opFloat4:
 		var x float64

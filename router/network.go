@@ -35,7 +35,7 @@ func (a *inetValue) parse(v []byte, cidr bool) error {
 	a.n = 2 + size
 	maskLen := size * 8
 	if len(mask) != 0 || len(addr) != len(v) {
-		m, err := parseUint(mask, 128)
+		m, err := parsePlainUint(mask, 128)
 		if err != nil {
 			return errSyntax
 		}
@@ -63,8 +63,9 @@ func ipv4(dst *[4]byte, v []byte) bool {
 		if i > 0 && !c.skip('.') {
 			return false
 		}
+		start := c.i
 		x, ok := c.num(1, 3)
-		if !ok || x > 255 {
+		if !ok || x > 255 || v[start] == '0' && c.i > start+1 {
 			return false
 		}
 		dst[i] = byte(x)

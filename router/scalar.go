@@ -103,6 +103,15 @@ func parseUint(v []byte, hi uint64) (uint64, error) {
 	return u, nil
 }
 
+// parsePlainUint reads a number that the server reads in C notation (xid, cid,
+// xid8, a network mask): a leading zero would make it octal, or is refused.
+func parsePlainUint(v []byte, hi uint64) (uint64, error) {
+	if len(v) > 1 && v[0] == '0' {
+		return 0, errSyntax
+	}
+	return parseUint(v, hi)
+}
+
 func parseUint32(v []byte) (uint32, error) {
 	u, err := parseUint(v, math.MaxUint32)
 	return uint32(u), err

@@ -37,6 +37,7 @@ type property struct {
 	// modified tells that the server may change a value it reads (a type
 	// modifier, a multirange in an order that only the server knows).
 	modified bool
+	trusted  bool // text that only the server can refuse (order, length)
 	textOnly bool // the binary format is refused
 	part     int  // divides the number of values
 }

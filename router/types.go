@@ -15,8 +15,9 @@ const (
 	opInt2
 	opInt4
 	opInt8
-	opOID  // unsigned 32 bits: oid, xid, cid
-	opXid8 // unsigned 64 bits
+	opOID
+	opXid // xid and cid
+	opXid8
 	opFloat4
 	opFloat8
 	opNumeric
@@ -84,8 +85,8 @@ var builtins = [...]builtin{
 	{25, 1009, "text", "text", opText, -1, 4, 0, "text_ops text_pattern_ops varchar_ops varchar_pattern_ops", "cdbhash_text_ops", ""},
 	{26, 1028, "oid", "oid", opOID, 4, 4, 0, "oid_ops", "cdbhash_oid_ops", ""},
 	{27, 1010, "tid", "tid", opTid, 6, 2, 0, "tid_ops", "cdbhash_tid_ops", ""},
-	{28, 1011, "xid", "xid", opOID, 4, 4, 0, "xid_ops", "", ""},
-	{29, 1012, "cid", "cid", opOID, 4, 4, 0, "cid_ops", "", ""},
+	{28, 1011, "xid", "xid", opXid, 4, 4, 0, "xid_ops", "", ""},
+	{29, 1012, "cid", "cid", opXid, 4, 4, 0, "cid_ops", "", ""},
 	{30, 1013, "oidvector", "oidvector", opOIDVector, -1, 4, 0, "oidvector_ops", "cdbhash_oidvector_ops", ""},
 	{114, 199, "json", "json", opNone, -1, 4, 0, "", "", whyNoHash},
 	{142, 143, "xml", "xml", opNone, -1, 4, 0, "", "", whyNoHash},

@@ -44,8 +44,11 @@ func (n *node) hash(v []byte, s *scratch) (uint32, error) {
 	case opOID:
 		x, err := parseUint32(v)
 		return hashUint32(x), err
+	case opXid:
+		x, err := parsePlainUint(v, math.MaxUint32)
+		return hashUint32(uint32(x)), err
 	case opXid8:
-		x, err := parseUint(v, math.MaxUint64)
+		x, err := parsePlainUint(v, math.MaxUint64)
 		return hashInt8(int64(x)), err
 	case opFloat4, opFloat8:
 		x, err := parseFloat(v, n.op == opFloat4)
