@@ -70,6 +70,10 @@ func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 	po.Experimental.SpanPolicyFunc = func(start []byte) (pebble.SpanPolicy, []byte, error) {
 		return pebble.SpanPolicy{}, tableEnd(start), nil
 	}
+	// With a constant limit a compaction is due only when one was asked for or
+	// has ended, so the default scheduler's ticking goroutine has nothing to add;
+	// and it would outlive an Open that fails.
+	po.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	po.TargetFileSizes[0] = 16 << 20
 	for i := range po.Levels {
 		po.Levels[i].BlockSize = 32 << 10

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -200,12 +201,28 @@ func (w *failFile) SyncTo(length int64) (full bool, err error) {
 	return full, err
 }
 
-func (w *failFile) Stat() (vfs.FileInfo, error) {
-	if w.File == nil {
-		return nil, errFrozen
+func (w *failFile) Stat() (fi vfs.FileInfo, err error) {
+	if !w.wal {
+		return w.File.Stat()
 	}
-	return w.File.Stat()
+	if _ = w.write("stat", func() (e error) { fi, e = w.File.Stat(); return e }); fi == nil {
+		return noFile{name: w.name}, nil
+	}
+	return fi, nil
 }
+
+// noFile is what Pebble is told about a log that it cannot have.
+type noFile struct {
+	name string
+}
+
+func (f noFile) Name() string           { return f.name }
+func (f noFile) Size() int64            { return 0 }
+func (f noFile) Mode() os.FileMode      { return 0 }
+func (f noFile) ModTime() time.Time     { return time.Time{} }
+func (f noFile) IsDir() bool            { return false }
+func (f noFile) Sys() any               { return nil }
+func (f noFile) DeviceID() vfs.DeviceID { return vfs.DeviceID{} }
 
 func (w *failFile) Fd() uintptr {
 	if w.File == nil {

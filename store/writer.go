@@ -54,7 +54,10 @@ func (w *Writer) Close() error {
 	if w.log != nil {
 		errs = append(errs, w.endLog(context.Background()))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return w.s.fault("close spool writer", w.lane.content, err)
+	}
+	return nil
 }
 
 // PutRelation takes the body of a relation message (without the transaction id
