@@ -1,0 +1,133 @@
+package segment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"cbrepl/dtx"
+	"cbrepl/source/carrier"
+	"cbrepl/store"
+)
+
+// relation is a table's schema as it was sent at one point of the stream.
+type relation struct {
+	id      uint32
+	version store.RelVersion
+	name    string
+	seq     uint64 // rises with every relation message of the connection
+}
+
+// txn is a local transaction whose outcome has not been received.
+type txn struct {
+	xid dtx.XID
+	// streamed: sent in pieces while in progress.
+	streamed bool
+	// spool is nil until the first row.
+	spool *store.Txn
+	// overlay holds the schemas sent inside a streamed transaction.
+	overlay map[uint32]*relation
+	last    *relation // of the last row
+
+	id   carrier.Identity
+	has  bool // id is set
+	rows int64
+	// subs counts the rows of subtransactions of a streamed transaction while
+	// those are few; many is set when they were not. dead counts the rows of those
+	// rolled back.
+	subs   map[dtx.XID]int64
+	subXID dtx.XID // of the run of rows being counted
+	subRun int64
+	many   bool
+	dead   int64
+
+	tables []string // touched, for messages
+	// fault is what must stop the stream if the transaction commits: until then it
+	// may yet be rolled back.
+	fault *dtx.Error
+
+	// twoPhase: decoded at PREPARE, under gid.
+	twoPhase bool
+	gid      string
+}
+
+// maxSubs bounds the subtransactions whose rows are counted one by one.
+const maxSubs = 10_000
+
+// maxTables bounds the tables that a message names.
+const maxTables = 5
+
+// touch notes the table of a row.
+func (t *txn) touch(r *relation) {
+	t.last = r
+	if len(t.tables) <= maxTables && !slices.Contains(t.tables, r.name) {
+		t.tables = append(t.tables, r.name)
+	}
+}
+
+func (t *txn) tableList() string {
+	if len(t.tables) > maxTables {
+		return strings.Join(t.tables[:maxTables], ", ") + " and others"
+	}
+	return strings.Join(t.tables, ", ")
+}
+
+// count notes a row of (sub)transaction xid.
+func (t *txn) count(xid dtx.XID) {
+	t.rows++
+	if xid == t.xid || xid == 0 {
+		return
+	}
+	if xid != t.subXID {
+		t.endRun()
+		t.subXID = xid
+	}
+	t.subRun++
+}
+
+func (t *txn) endRun() {
+	n := t.subRun
+	t.subRun = 0
+	if n == 0 || t.many {
+		return
+	}
+	if _, ok := t.subs[t.subXID]; !ok && len(t.subs) >= maxSubs {
+		t.many, t.subs = true, nil
+		return
+	}
+	if t.subs == nil {
+		t.subs = map[dtx.XID]int64{}
+	}
+	t.subs[t.subXID] += n
+}
+
+// abortSub takes a rolled back subtransaction's rows out.
+func (t *txn) abortSub(xid dtx.XID) {
+	t.endRun()
+	t.dead += t.subs[xid]
+	delete(t.subs, xid)
+	if t.spool != nil {
+		t.spool.AbortSub(xid)
+	}
+}
+
+// alive reports whether rows are left. With very many subtransactions it may
+// say so although all were rolled back.
+func (t *txn) alive() bool { return t.rows > t.dead }
+
+// name sets the dtx that the transaction is a part of.
+func (t *txn) name(id carrier.Identity) error {
+	if t.has && t.id != id {
+		return fmt.Errorf("one transaction names two distributed ones: gxid %d (%s) and gxid %d (%s)", t.id.GXID, t.id.Kind, id.GXID, id.Kind)
+	}
+	t.id, t.has = id, true
+	return nil
+}
+
+// drop gives the spooled rows back.
+func (t *txn) drop() error {
+	if t.spool == nil {
+		return nil
+	}
+	return t.spool.Drop()
+}
