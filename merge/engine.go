@@ -190,7 +190,7 @@ func (e *Engine) Add(ev dtx.Event) error {
 	case dtx.EventPosition:
 		s.addPosition(ev.LSN)
 	case dtx.EventHold:
-		s.holds = append(s.holds, hold{id: ev.Hold, lsn: ev.LSN})
+		s.holds = append(s.holds, hold{id: ev.Hold, lsn: ev.LSN, end: dtx.MaxLSN})
 	case dtx.EventUnhold:
 		s.dropHold(ev.Hold)
 	default:
@@ -207,7 +207,7 @@ func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 	if ev.LSN <= s.safe || e.dedup[p.GXID] != nil {
 		// Applied before: delivered again after a restart.
 		s.push(entry{lsn: ev.LSN, more: ev.More})
-		s.dropHold(ev.Hold)
+		s.tieHold(ev.Hold, ev.LSN)
 		e.drops = append(e.drops, p)
 		return nil
 	}
@@ -238,7 +238,7 @@ func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 		s.onePhase = append(s.onePhase, idx)
 		e.markDirty(s)
 	}
-	s.tieHold(ev.Hold, d)
+	s.tieHold(ev.Hold, ev.LSN)
 	e.n.Parts++
 	e.n.Rows += p.Rows
 	e.n.Bytes += p.Bytes

@@ -24,7 +24,7 @@ type stream struct {
 
 	// prefix is the absolute index of the first entry that is not applied, and
 	// prefixLSN the position all entries before it allow. safe is what the last
-	// applied batch recorded: min(prefixLSN, holds).
+	// applied batch recorded: prefixLSN, moved back out of holds.
 	prefix    int
 	prefixLSN dtx.LSN
 	safe      dtx.LSN
@@ -50,15 +50,14 @@ type stream struct {
 	awaited []awaitedMsg
 }
 
+// hold is a prepared transaction: lsn is the position before its PREPARE, end
+// that of its COMMIT PREPARED, MaxLSN until it is read. No position between the
+// two may be recorded, also when the part is applied: a server that is asked to
+// start there sends the COMMIT PREPARED alone.
 type hold struct {
-	id      dtx.SpoolID
-	lsn     dtx.LSN
-	d       *txn // once the COMMIT PREPARED was read
-	dropped bool
-}
-
-func (h *hold) active() bool {
-	return !h.dropped && (h.d == nil || !h.d.done())
+	id       dtx.SpoolID
+	lsn, end dtx.LSN
+	dropped  bool
 }
 
 func (s *stream) end() int { return s.base + len(s.entries) }
@@ -94,13 +93,13 @@ func (s *stream) dropHold(id dtx.SpoolID) {
 	}
 }
 
-func (s *stream) tieHold(id dtx.SpoolID, d *txn) {
+func (s *stream) tieHold(id dtx.SpoolID, end dtx.LSN) {
 	if id == 0 {
 		return
 	}
 	for i := range s.holds {
 		if s.holds[i].id == id {
-			s.holds[i].d = d
+			s.holds[i].end = end
 		}
 	}
 }
@@ -121,10 +120,11 @@ func (s *stream) reach() (prefix int, prefixLSN, safe dtx.LSN) {
 		}
 	}
 	safe = prefixLSN
-	for i := range s.holds {
-		if s.holds[i].active() {
-			safe = min(safe, s.holds[i].lsn)
-			break
+	// From the newest down: a position that a hold moves back may lie inside an
+	// older one, ended or not.
+	for i := len(s.holds) - 1; i >= 0; i-- {
+		if h := &s.holds[i]; !h.dropped && h.lsn < safe && safe < h.end {
+			safe = h.lsn
 		}
 	}
 	return prefix, prefixLSN, max(safe, s.safe)
@@ -139,7 +139,7 @@ func (s *stream) trim() {
 		s.base = s.prefix
 	}
 	i := 0
-	for i < len(s.holds) && (s.holds[i].dropped || s.holds[i].d != nil && s.holds[i].d.state == applied) {
+	for i < len(s.holds) && (s.holds[i].dropped || s.holds[i].end <= s.safe) {
 		i++
 	}
 	s.holds = s.holds[i:]

@@ -40,6 +40,8 @@ type loopOptions struct {
 	Limits limits
 	// Grace is how long a stop waits for the batch in hand.
 	Grace time.Duration
+	// AfterBatch is Options.AfterBatch.
+	AfterBatch func(ctx context.Context, b *dtx.Batch) error
 	// MinConflictLog is the least time between two log lines about conflicts.
 	MinConflictLog time.Duration
 }
@@ -191,12 +193,15 @@ func (l *loop) work(ctx context.Context) {
 		out := outcome{job: j}
 		switch j.kind {
 		case jobApply:
-			if out.err = faultinject.Point(faultTaken); out.err != nil {
+			if out.fatal = faultinject.Point(faultTaken); out.fatal != nil {
 				break
 			}
 			out.result, out.err = l.o.Target.Apply(ctx, j.batch, l.o.Spool)
 			if out.err == nil {
-				out.err = faultinject.Point(faultCommitted)
+				out.fatal = faultinject.Point(faultCommitted)
+			}
+			if out.err == nil && out.fatal == nil && l.o.AfterBatch != nil {
+				out.fatal = l.o.AfterBatch(ctx, j.batch)
 			}
 		case jobOpen:
 			out.state, out.err = l.o.Target.Open(ctx)
@@ -308,8 +313,8 @@ func errText(err error) string {
 // outcome handles what a job came to: items 3 to 6 of the contract.
 func (l *loop) outcome(out outcome) error {
 	now := l.o.Now()
-	if errors.Is(out.err, faultinject.ErrInjected) {
-		return out.err
+	if out.fatal != nil {
+		return out.fatal
 	}
 	attempt, wasNarrow := l.m.attempt, l.m.narrowTo
 	e, err := l.m.done(now, out)
@@ -463,7 +468,7 @@ func (l *loop) finish(cancelJob context.CancelFunc) error {
 // next start, which reads the target's record.
 func (l *loop) lastOutcome(out outcome) error {
 	l.busy = false
-	if out.job.kind == jobApply && out.err == nil {
+	if out.job.kind == jobApply && out.err == nil || out.fatal != nil {
 		return l.outcome(out)
 	}
 	return nil

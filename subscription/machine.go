@@ -90,6 +90,8 @@ type outcome struct {
 	result target.Result
 	state  target.State
 	err    error
+	// fatal ends the loop as it stands: a fault point, or AfterBatch.
+	fatal error
 }
 
 // effects follow a batch that the target has committed.

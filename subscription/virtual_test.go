@@ -78,11 +78,8 @@ func (s *vstream) Run(ctx context.Context, start dtx.LSN, emit func(context.Cont
 		case ev.LSN <= start:
 			continue
 		case l.prepare != 0 && !sent[ev.Part.Spool]:
-			// The server sends COMMIT PREPARED alone: it takes the rows for received.
-			if !s.tgt.has(ev.Part.GXID) {
-				return s.ref.foul("content %d: the prepared rows of gxid %d will never be sent again", s.c, ev.Part.GXID)
-			}
-			ev.Part.Spool, ev.Part.Rows, ev.Part.Bytes, ev.Hold = 0, 0, 0, 0
+			// The server takes the rows for received and sends COMMIT PREPARED alone.
+			return s.ref.foul("content %d: the prepared rows of gxid %d will never be sent again", s.c, ev.Part.GXID)
 		}
 		if s.rnd.IntN(3) == 0 {
 			if err := pause(ctx, time.Duration(s.rnd.IntN(40))*time.Millisecond); err != nil {

@@ -233,6 +233,8 @@ func (b *Board) Report(now time.Time) Report {
 		b.sample(s, now)
 		f := b.stream(s.Content)
 		s.SafeLSN = LSN(f.safe)
+		share := r.Spool.Contents[s.Content]
+		s.SpoolBytes, s.Paused = share.Bytes, s.Paused || share.Waiting
 		done := b.done(f)
 		if server := dtx.LSN(s.ServerLSN); server > done {
 			s.LagBytes = int64(server - done)

@@ -86,11 +86,22 @@ func (l *LSN) UnmarshalText(b []byte) error {
 // String prints X/X.
 func (l LSN) String() string { return dtx.LSN(l).String() }
 
-// Spool is the local store.
+// Spool is the local store. Bytes counts what is spooled and not freed, out of
+// MaxBytes; DiskBytes is the size of its files.
 type Spool struct {
-	Bytes    int64 `json:"bytes"`
-	MaxBytes int64 `json:"max_bytes"`
-	Full     bool  `json:"full"`
+	Bytes     int64 `json:"bytes"`
+	MaxBytes  int64 `json:"max_bytes"`
+	DiskBytes int64 `json:"disk_bytes"`
+	Full      bool  `json:"full"`
+	// Contents fills the streams' SpoolBytes and Paused.
+	Contents map[dtx.Content]SpoolShare `json:"-"`
+}
+
+// SpoolShare is one content's part of the spool. Waiting says that its stream is
+// held back because the spool is full.
+type SpoolShare struct {
+	Bytes   int64
+	Waiting bool
 }
 
 // Pending is what was received and is not applied.

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"cbrepl/subscription"
+)
+
+func newSlotsCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "slots",
+		Short: "Create or drop the logical slots on every source node",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	create := &cobra.Command{
+		Use:   "create -c FILE",
+		Short: "Create the slot on every source node, or on none",
+		Args:  cobra.NoArgs,
+	}
+	loadCreate := configFlags(create, false)
+	create.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := loadCreate()
+		if err != nil {
+			return err
+		}
+		if err := subscription.CreateSlots(cmd.Context(), c); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %d segments\n", c.Source.Slot, len(c.Source.Segments))
+		return err
+	}
+	drop := &cobra.Command{
+		Use:   "drop -c FILE",
+		Short: "Drop the slot on every source node; the subscription cannot be resumed afterwards",
+		Args:  cobra.NoArgs,
+	}
+	loadDrop := configFlags(drop, false)
+	drop.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := loadDrop()
+		if err != nil {
+			return err
+		}
+		if err := subscription.DropSlots(cmd.Context(), c); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s dropped wherever it was\n", c.Source.Slot)
+		return err
+	}
+	cmd.AddCommand(create, drop)
+	return cmd
+}

@@ -1,0 +1,245 @@
+// Package subscription runs one subscription: it checks both clusters, wires
+// streams, spool, merge engine and target together, keeps the one loop that
+// moves batches, and says how it is doing. It owns states, errors and order of
+// start and stop; protocols, SQL and ordering rules belong to the packages it
+// calls.
+package subscription
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/merge"
+	"cbrepl/subscription/config"
+	"cbrepl/subscription/status"
+	"cbrepl/target"
+)
+
+// Options make a subscription.
+type Options struct {
+	// Config is a validated configuration.
+	Config *config.Config
+	// Version is what status calls this program.
+	Version string
+	// Log takes events; nil discards them.
+	Log *slog.Logger
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+	// AfterBatch, when set, is called after each batch that the target has
+	// committed, before the next one is applied and before positions are
+	// confirmed. An error stops the subscription.
+	AfterBatch func(ctx context.Context, b *dtx.Batch) error
+
+	// private replaces the pieces in tests.
+	private *env
+}
+
+// Subscription is one subscription. Run runs it once.
+type Subscription struct {
+	o     Options
+	cfg   *config.Config
+	log   *slog.Logger
+	env   *env
+	board *status.Board
+}
+
+// env makes the pieces that talk to servers and disks.
+type env struct {
+	// source checks the source and reads what is published. It changes nothing.
+	source func(ctx context.Context) (*sourceFacts, error)
+	// checkResume compares the recorded state with the source as it is.
+	checkResume func(ctx context.Context, f *sourceFacts, st target.State) error
+	// target makes the target; it connects to nothing.
+	target func(f *sourceFacts) (target.Target, error)
+	// spool opens the spool.
+	spool func(ctx context.Context) (openSpool, error)
+	// streams makes one stream per node.
+	streams func(f *sourceFacts, sp openSpool) ([]ContentStream, error)
+}
+
+// openSpool is a spool that can be closed.
+type openSpool interface {
+	Spool
+	Close() error
+}
+
+// New checks the options. It starts nothing.
+func New(o Options) (*Subscription, error) {
+	if o.Config == nil {
+		return nil, errors.New("a subscription needs a configuration")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	s := &Subscription{o: o, cfg: o.Config, log: o.Log.With(LogSubscription, o.Config.Subscription), env: o.private}
+	if s.env == nil {
+		s.env = newEnv(s.cfg, s.log)
+	}
+	s.board = status.NewBoard(s.cfg.Subscription, o.Version, os.Getpid(), o.Now())
+	return s, nil
+}
+
+// Report says how the subscription is doing.
+func (s *Subscription) Report() status.Report { return s.board.Report(s.o.Now()) }
+
+// Run serves status and replicates until ctx ends, which is no error. An error
+// is one paragraph for a person; with on_stop: wait it is returned only when
+// ctx ends, and shows in the status until then.
+func (s *Subscription) Run(ctx context.Context) error {
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	served, err := s.serve(serving)
+	if err != nil {
+		return err
+	}
+	err = s.replicate(ctx)
+	now := s.o.Now()
+	if err != nil {
+		s.board.Fail(err, now)
+	}
+	s.board.SetState(status.Stopped, now)
+	if err != nil && s.cfg.OnStop == config.Wait && ctx.Err() == nil {
+		s.log.Error("the subscription has stopped; status stays up until a signal", LogError, err)
+		<-ctx.Done()
+	}
+	stopServing()
+	if served != nil {
+		<-served
+	}
+	return err
+}
+
+// serve starts the HTTP endpoint. The channel is closed when it has ended; it is
+// nil when there is none.
+func (s *Subscription) serve(ctx context.Context) (<-chan struct{}, error) {
+	if s.cfg.HTTP.Listen == config.Off {
+		return nil, nil
+	}
+	h, err := status.Handler(s.Report)
+	if err != nil {
+		return nil, fmt.Errorf("set up metrics: %w", err)
+	}
+	l, err := net.Listen("tcp", s.cfg.HTTP.Listen)
+	if err != nil {
+		return nil, s.listenError(ctx, err)
+	}
+	s.log.Info("serving status", LogAddress, l.Addr().String(), LogPID, os.Getpid())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := status.Serve(ctx, l, h, s.log); err != nil {
+			s.log.Warn("the status endpoint has ended", LogError, err)
+		}
+	}()
+	return done, nil
+}
+
+// listenError says who has the address when it is a daemon of this subscription.
+func (s *Subscription) listenError(ctx context.Context, err error) error {
+	out := &dtx.Error{
+		Op: "serve status", Class: dtx.ClassStop, Err: err,
+		Hint: "Choose another http.listen, or end what listens there",
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if r, _, ferr := status.Fetch(ctx, s.cfg.HTTP.Listen); ferr == nil {
+		out.Msg = fmt.Sprintf("a daemon of subscription %s (pid %d) listens on %s already", r.Subscription, r.PID, s.cfg.HTTP.Listen)
+		if r.Subscription == s.cfg.Subscription {
+			out.Hint = "One daemon runs a subscription; stop that one first"
+		}
+	}
+	return out
+}
+
+// replicate starts everything in the order that changes nothing before all
+// checks have passed, runs the loop, and takes everything down again.
+func (s *Subscription) replicate(ctx context.Context) (err error) {
+	facts, err := s.env.source(ctx)
+	if err != nil {
+		return err
+	}
+	tgt, err := s.env.target(facts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tgt.Close()) }()
+	st, err := tgt.Open(ctx)
+	if err != nil {
+		return err
+	}
+	if st, err = s.agree(ctx, tgt, facts, st); err != nil {
+		return err
+	}
+	sp, err := s.env.spool(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sp.Close()) }()
+	streams, err := s.env.streams(facts, sp)
+	if err != nil {
+		return err
+	}
+	l, err := newLoop(loopOptions{
+		Streams: streams, Target: tgt, Spool: sp, State: st, Board: s.board, Log: s.log, Now: s.o.Now,
+		Limits: s.limits(), Grace: s.cfg.ShutdownGrace, MinConflictLog: 10 * time.Second, AfterBatch: s.o.AfterBatch,
+	})
+	if err != nil {
+		return err
+	}
+	sources := make([]status.Source, len(streams))
+	for i, c := range streams {
+		sources[i] = status.Source{Content: c.Content, Facts: func() status.Stream {
+			f := c.Facts()
+			f.Paused = f.Paused || l.gate.holds(c.Content)
+			return f
+		}}
+	}
+	s.board.Attach(sources, sp.Usage)
+	s.board.SetState(status.Streaming, s.o.Now())
+	s.log.Info("streaming", LogBatch, st.Batch, LogEpoch, st.Epoch, "streams", len(streams), "tables", len(facts.tables))
+	err = l.run(ctx)
+	if err == nil {
+		s.log.Info("stopped", LogBatch, l.m.rec.batch)
+	}
+	return err
+}
+
+// agree makes target and source agree where to start: the first start records
+// the slots' positions, every later one checks that the source is still what
+// the target's record was made with.
+func (s *Subscription) agree(ctx context.Context, tgt target.Target, f *sourceFacts, st target.State) (target.State, error) {
+	if st.Initialized {
+		return st, s.env.checkResume(ctx, f, st)
+	}
+	st.Streams, st.Positions = f.identities, f.positions
+	dtx.SortPositions(st.Positions)
+	if err := tgt.Init(ctx, st.Streams, st.Positions); err != nil {
+		return st, err
+	}
+	st.Initialized = true
+	s.log.Info("first start: positions of the slots recorded on the target")
+	return st, nil
+}
+
+func (s *Subscription) limits() limits {
+	b := s.cfg.Batch
+	return limits{
+		batch:    merge.Limits{MaxRows: b.MaxRows, MaxBytes: int64(b.MaxBytes), MaxDtxs: b.MaxDtxs},
+		maxDelay: b.MaxDelay, idleEvery: s.cfg.Source.StatusInterval,
+		backoffMin: 200 * time.Millisecond, backoffMax: 15 * time.Second,
+		maxPending: maxPendingEntries,
+	}
+}
+
+// maxPendingEntries bounds the parts and records that wait in memory, some 300
+// bytes each.
+const maxPendingEntries = 200_000
