@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"cbrepl/dtx"
@@ -22,17 +23,40 @@ type txn struct {
 	records []dtx.CommitRecord
 	id      carrier.Identity
 	has     bool
-	// fault is what must stop the stream if the transaction commits: until then it
-	// may yet be rolled back. faultXID is the (sub)transaction that caused it when
-	// the server says so, else 0.
-	fault    *dtx.Error
-	faultXID dtx.XID
+	// faults are what must stop the stream if the transaction commits: until then
+	// it may yet be rolled back, as a whole or the subtransaction that did it.
+	faults []fault
+	// gid is set for a transaction decoded at PREPARE, hold once it is prepared.
+	twoPhase bool
+	gid      string
+	hold     dtx.SpoolID
 }
 
+// fault is one fault of a (sub)transaction; xid is 0 where the server does not
+// say which.
+type fault struct {
+	xid dtx.XID
+	err *dtx.Error
+}
+
+// maxFaults bounds the faults kept of one transaction; later ones count as the
+// whole transaction's.
+const maxFaults = 1000
+
 func (t *txn) mark(xid dtx.XID, e *dtx.Error) {
-	if t.fault == nil {
-		t.fault, t.faultXID = e, xid
+	for _, f := range t.faults {
+		if f.xid == xid || f.xid == 0 {
+			return
+		}
 	}
+	if len(t.faults) >= maxFaults {
+		xid = 0
+	}
+	t.faults = append(t.faults, fault{xid, e})
+}
+
+func (t *txn) abortSub(xid dtx.XID) {
+	t.faults = slices.DeleteFunc(t.faults, func(f fault) bool { return f.xid == xid })
 }
 
 // assembler is the sink of the coordinator's feed.
@@ -43,30 +67,34 @@ type assembler struct {
 	tables     map[uint32]string
 	cur, block *txn
 	streams    map[dtx.XID]*txn
-	n          counters
+	// prepared outlives connections: a server sends a prepared transaction once.
+	prepared map[string]*txn
+	holds    dtx.SpoolID // last hold id given out
+	n        counters
 }
 
 func newAssembler(c carrier.Carrier) *assembler {
-	return &assembler{carrier: c, tables: map[uint32]string{}, streams: map[dtx.XID]*txn{}}
+	return &assembler{carrier: c, tables: map[uint32]string{}, streams: map[dtx.XID]*txn{}, prepared: map[string]*txn{}}
 }
 
 // Reset implements feed.Sink.
-func (a *assembler) Reset(s repl.Server, slot repl.Slot) error {
+func (a *assembler) Reset(s repl.Server, _ repl.Slot) error {
 	a.version = s.VersionText
 	a.tables = map[uint32]string{}
-	_ = a.Close()
-	if slot.TwoPhase {
-		return errorAt(0, "Drop it and create it without two_phase: only segments' slots have it",
-			"slot %q of the coordinator decodes transactions at PREPARE", slot.Name)
-	}
+	a.dropOpen()
 	return nil
+}
+
+func (a *assembler) dropOpen() {
+	a.cur, a.block = nil, nil
+	clear(a.streams)
+	a.tell()
 }
 
 // Close implements feed.Sink.
 func (a *assembler) Close() error {
-	a.cur, a.block = nil, nil
-	clear(a.streams)
-	a.tell()
+	clear(a.prepared)
+	a.dropOpen()
 	return nil
 }
 
@@ -74,7 +102,7 @@ func (a *assembler) Close() error {
 func (a *assembler) Quiet() bool { return a.cur == nil && a.block == nil }
 
 func (a *assembler) tell() {
-	open := len(a.streams)
+	open := len(a.streams) + len(a.prepared)
 	if a.cur != nil {
 		open++
 	}
@@ -117,7 +145,7 @@ func (a *assembler) handle(ctx context.Context, out *feed.Out, lsn dtx.LSN, typ 
 		var m pgoutput.Commit
 		if m, err = pgoutput.ParseCommit(body); err == nil {
 			t := a.cur
-			if t == nil || a.block != nil {
+			if t == nil || a.block != nil || t.twoPhase {
 				return a.violation(lsn, typ, "no transaction is open that it could end")
 			}
 			a.cur = nil
@@ -158,10 +186,13 @@ func (a *assembler) handle(ctx context.Context, out *feed.Out, lsn dtx.LSN, typ 
 			a.streamAbort(m)
 			return nil
 		}
+	case pgoutput.TypeBeginPrepare, pgoutput.TypePrepare, pgoutput.TypeStreamPrepare,
+		pgoutput.TypeCommitPrepared, pgoutput.TypeRollbackPrep:
+		return a.twoPhase(ctx, out, lsn, typ, body)
 	case pgoutput.TypeOrigin, pgoutput.TypeType:
 		return nil
 	default:
-		return a.violation(lsn, typ, "not known, or not expected here")
+		return a.violation(lsn, typ, "not known")
 	}
 	return a.violation(lsn, typ, "%v", err)
 }
@@ -201,8 +232,8 @@ func (a *assembler) streamAbort(m pgoutput.StreamAbort) {
 			a.block = nil
 		}
 		delete(a.streams, m.XID)
-	case t.fault != nil && t.faultXID == m.SubXID:
-		t.fault, t.faultXID = nil, 0
+	default:
+		t.abortSub(m.SubXID)
 	}
 	a.tell()
 }
@@ -303,14 +334,21 @@ func (a *assembler) contract(t *txn, m pgoutput.Message, err error) error {
 // finish reports a committed transaction.
 func (a *assembler) finish(ctx context.Context, out *feed.Out, t *txn, c pgoutput.Commit) error {
 	a.tell()
-	if t.fault != nil {
+	if len(t.faults) > 0 {
+		e := t.faults[0].err
 		if t.has {
-			t.fault.GXID = t.id.GXID
+			e.GXID = t.id.GXID
 		}
-		return t.fault
+		return e
+	}
+	if t.hold != 0 && !t.has {
+		ev := dtx.Event{Kind: dtx.EventUnhold, LSN: c.EndLSN, More: len(t.records) > 0, Hold: t.hold}
+		if err := out.Event(ctx, ev); err != nil {
+			return err
+		}
 	}
 	if t.has {
-		ev := dtx.Event{Kind: dtx.EventPart, LSN: c.EndLSN, More: len(t.records) > 0, Part: dtx.Part{
+		ev := dtx.Event{Kind: dtx.EventPart, LSN: c.EndLSN, More: len(t.records) > 0, Hold: t.hold, Part: dtx.Part{
 			GXID: t.id.GXID, Kind: t.id.Kind, Content: dtx.Coordinator, EndLSN: c.EndLSN, CommitTime: c.CommitTime,
 		}}
 		a.n.parts.Add(1)
@@ -326,7 +364,7 @@ func (a *assembler) finish(ctx context.Context, out *feed.Out, t *txn, c pgoutpu
 			return err
 		}
 	}
-	if !t.has && len(t.records) == 0 {
+	if !t.has && t.hold == 0 && len(t.records) == 0 {
 		return out.Position(ctx, c.EndLSN)
 	}
 	return nil
