@@ -105,7 +105,7 @@ func (s *Source) EmitMessage(ctx context.Context, content dtx.Content, transacti
 	out, err := query(ctx, s.nodes, content, func(r pgx.CollectableRow) (lsn string, err error) {
 		var xid string
 		return lsn, r.Scan(&lsn, &xid)
-	}, "select pg_logical_emit_message($1, $2, $3)::text, pg_current_xact_id()::text", transactional, prefix, body)
+	}, "select pg_logical_emit_message($1, $2, $3::bytea)::text, pg_current_xact_id()::text", transactional, prefix, body)
 	if err != nil {
 		return 0, err
 	}
@@ -238,7 +238,7 @@ func (tx *Tx) commitTwoPhase(ctx context.Context, parts []dtx.Content) error {
 func (tx *Tx) decide(ctx context.Context, parts []dtx.Content) error {
 	s := tx.src
 	body := EncodeRecord(dtx.CommitRecord{GXID: tx.gxid, Kind: dtx.TwoPhase, Participants: parts, CommitTime: dtx.PGTimeOf(time.Now())})
-	err := s.Exec(ctx, dtx.Coordinator, "with d as (insert into cbrepl_lab.decision values ($1)) select pg_logical_emit_message($2, '"+CommitPrefix+"', $3)",
+	err := s.Exec(ctx, dtx.Coordinator, "with d as (insert into cbrepl_lab.decision values ($1)) select pg_logical_emit_message($2, '"+CommitPrefix+"', $3::bytea)",
 		int64(tx.gxid), !s.opts.PlainRecords, body)
 	if err == nil {
 		return nil
