@@ -73,7 +73,7 @@ func Ends(ctx context.Context, src *lab.Source) (map[dtx.Content]dtx.LSN, error)
 	for _, c := range src.Contents() {
 		// A message is decoded, so the stream's position passes it; it is flushed
 		// with the transaction that writes it.
-		lsn, err := src.EmitMessage(ctx, c, false, "cbrepl.demo.end", nil)
+		lsn, err := src.EmitMessage(ctx, c, false, "cbrepl.demo.end", []byte{})
 		if err != nil {
 			return nil, err
 		}
