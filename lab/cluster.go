@@ -170,6 +170,7 @@ func inNewLab[T any](ctx context.Context, o Options, start func(*Lab) (T, error)
 		var none T
 		return none, err
 	}
+	l.single = true
 	v, err := start(l)
 	if err != nil {
 		return v, errors.Join(err, l.Close(context.WithoutCancel(ctx)))

@@ -10,15 +10,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Stop ends the server for good and removes its directory, and the lab's when
-// this was the lab's last server. It is idempotent.
+// Stop ends the server for good and removes its directory. With the last server
+// of a lab that StartServer, StartSource or StartTarget made for it, the lab
+// ends too. Stop is idempotent.
 func (s *Server) Stop(ctx context.Context) error {
 	err := errors.Join(s.kill(ctx), removeAll(s.dir))
 	s.lab.forget(s)
-	s.lab.mu.Lock()
-	last := len(s.lab.servers) == 0
-	s.lab.mu.Unlock()
-	if last {
+	if s.lab.unused() {
 		err = errors.Join(err, s.lab.Close(ctx))
 	}
 	return opErr("stop server "+s.name, err)

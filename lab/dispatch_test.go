@@ -229,6 +229,41 @@ func TestStatements(t *testing.T) {
 	check("s.rep", 0)
 }
 
+// TestPartitions checks the policies of partitions and that rows are found
+// under the root.
+func TestPartitions(t *testing.T) {
+	s := SourceForTest(t, Options{Segments: 2, ViaPartitionRoot: true})
+	ctx := testCtx(t)
+	makeTables(t, s, Table{
+		Name: "part", Columns: "id int, day date, primary key (id, day)", Suffix: "partition by range (day)", Key: []string{"id"},
+		After: []string{
+			"create table part_a partition of part for values from ('2024-01-01') to ('2024-02-01')",
+			`create table "part B" (day date not null, id int not null)`, // columns in another order
+			`alter table part attach partition "part B" for values from ('2024-02-01') to ('2024-03-01')`,
+		},
+	})
+	if err := s.Do(ctx, func(tx *Tx) error {
+		return tx.Insert(ctx, "part", Row{1, "2024-01-05"}, Row{2, "2024-02-05"}, Row{3, "2024-02-06"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	tables, err := s.Tables(ctx)
+	if err != nil || !slices.Equal(tables, []string{"public.part"}) {
+		t.Errorf("tables are %v, %v", tables, err)
+	}
+	n := queryOne[int](t, s.DSN(), "select count(*)::int from cbrepl.distribution_policy where columns = '{id}' and table_name in ('part', 'part_a', 'part B')")
+	if n != 3 {
+		t.Errorf("%d policies, want 3", n)
+	}
+	rows, err := s.RowsOf(ctx, "part")
+	if err != nil || !slices.Equal(rows, []string{"(1,2024-01-05)", "(2,2024-02-05)", "(3,2024-02-06)"}) {
+		t.Errorf("rows are %v, %v", rows, err)
+	}
+	if wrong, err := s.VerifyPlacement(ctx, "part B"); err != nil || wrong != 0 {
+		t.Errorf("%d rows misplaced, %v", wrong, err)
+	}
+}
+
 // TestSavepoints checks that a savepoint covers nodes that join after it.
 func TestSavepoints(t *testing.T) {
 	s := shared.Source(t)

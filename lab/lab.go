@@ -100,6 +100,7 @@ type Lab struct {
 	dir     string
 	lock    *os.File
 	detach  bool // servers outlive the process ("lab up")
+	single  bool // made for one server or cluster, and ends with it
 	started time.Time
 
 	template func() (string, error) // runs initdb once
@@ -234,6 +235,13 @@ func (l *Lab) forget(s *Server) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.servers = slices.DeleteFunc(l.servers, func(o *Server) bool { return o == s })
+}
+
+// unused reports whether the lab was made for one server or cluster that is gone.
+func (l *Lab) unused() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.single && len(l.servers) == 0
 }
 
 // sweep removes directories of labs whose process is gone without Close: their

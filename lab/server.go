@@ -83,15 +83,7 @@ type process struct {
 
 // StartServer starts one server in a lab of its own; Stop ends both.
 func StartServer(ctx context.Context, o Options) (*Server, error) {
-	l, err := New(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	s, err := l.StartServer(ctx, "server", o.Settings)
-	if err != nil {
-		return nil, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
-	}
-	return s, nil
+	return inNewLab(ctx, o, func(l *Lab) (*Server, error) { return l.StartServer(ctx, "server", nil) })
 }
 
 // StartServer makes and starts a server. The name is its directory's name in

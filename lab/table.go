@@ -83,22 +83,30 @@ func (c *nodes) CreateTable(ctx context.Context, t Table) error {
 	if err := c.ExecAll(ctx, sql.String()); err != nil {
 		return opErr("create table "+t.Name, err)
 	}
-	err := c.Exec(ctx, dtx.Coordinator, "insert into cbrepl.distribution_policy values ($1, $2, $3, $4, $5, $6)",
-		id[0], id[1], kindNames[t.Kind], nonNil(t.Key), nonNil(t.Opclasses), t.NumSegments)
+	err := c.Exec(ctx, dtx.Coordinator, recordPolicy, id.Sanitize(), kindNames[t.Kind], nonNil(t.Key), nonNil(t.Opclasses), t.NumSegments)
 	if err == nil {
 		_, err = c.table(ctx, t.Name)
 	}
 	return opErr("create table "+t.Name, err)
 }
 
-// DropTable drops the table on every node and its policy.
+// recordPolicy records a table's policy and the same for its partitions, which
+// may be published under their own names.
+const recordPolicy = `
+insert into cbrepl.distribution_policy
+select n.nspname, c.relname, $2, $3, $4, $5
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.oid = $1::text::regclass or c.oid in (select relid from pg_partition_tree($1::text::regclass))`
+
+// DropTable drops the table, with its partitions, on every node and its policy.
 func (c *nodes) DropTable(ctx context.Context, name string) error {
 	id := split(name)
 	if err := c.ExecAll(ctx, "drop table if exists "+id.Sanitize()+" cascade"); err != nil {
 		return err
 	}
 	c.forgetTable(name)
-	return c.Exec(ctx, dtx.Coordinator, "delete from cbrepl.distribution_policy where schema_name = $1 and table_name = $2", id[0], id[1])
+	return c.Exec(ctx, dtx.Coordinator, `delete from cbrepl.distribution_policy
+	    where to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name)) is null`)
 }
 
 func nonNil(s []string) []string {
@@ -143,10 +151,13 @@ func (t *tableInfo) insertable() []int {
 	return out
 }
 
-// Tables lists the tables with a policy, as schema.name in order.
+// Tables lists the tables with a policy, as schema.name in order. Partitions
+// count as their root.
 func (c *nodes) Tables(ctx context.Context) ([]string, error) {
 	return query(ctx, c, dtx.Coordinator, pgx.RowTo[string],
-		"select schema_name || '.' || table_name from cbrepl.distribution_policy order by 1")
+		`select p.schema_name || '.' || p.table_name
+		   from cbrepl.distribution_policy p join pg_class c on c.oid = to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name))
+		  where not c.relispartition order by 1`)
 }
 
 // forgetTable makes the next use read the table's definition again.
