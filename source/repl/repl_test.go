@@ -372,7 +372,7 @@ func TestBadNetwork(t *testing.T) {
 	}
 	p.Chunk(0)
 	p.CutAfter(100)
-	d.exec("INSERT INTO t VALUES (1001, 'more than a hundred bytes: "+strings.Repeat("y", 200)+"')")
+	d.exec("INSERT INTO t VALUES (1001, 'more than a hundred bytes: " + strings.Repeat("y", 200) + "')")
 	for err == nil {
 		_, err = s.Next(time.Time{})
 	}

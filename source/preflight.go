@@ -1,0 +1,350 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"cbrepl/dtx"
+	"cbrepl/source/repl"
+)
+
+// NodeFacts is what one node says of itself.
+type NodeFacts struct {
+	Content dtx.Content
+	Server  repl.Server
+	// Slot is the configured slot; nil when it does not exist.
+	Slot *repl.Slot
+	// Encoding is the database's.
+	Encoding string
+
+	instance string // the running server: start time, port, system identifier
+	tables   []publishedTable
+}
+
+// Facts is what preflight has found out. Nodes stand in order of content.
+type Facts struct {
+	Nodes []NodeFacts
+	// Tables are the published tables with their policies.
+	Tables []Table
+}
+
+// Segments is the number of segments.
+func (f *Facts) Segments() int { return len(f.Nodes) - 1 }
+
+// Missing lists the contents whose slot does not exist.
+func (f *Facts) Missing() []dtx.Content {
+	var out []dtx.Content
+	for _, n := range f.Nodes {
+		if n.Slot == nil {
+			out = append(out, n.Content)
+		}
+	}
+	return out
+}
+
+// parallel bounds the nodes that are looked at together.
+const parallel = 8
+
+// Preflight checks every node of the source and reads what is published. It
+// changes nothing. All problems are reported together (Problems), each with
+// its remedy. Slots must exist on all nodes or, with create, on none.
+func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	nodes := slices.Clone(cfg.Nodes)
+	slices.SortFunc(nodes, func(a, b Node) int { return int(a.Content) - int(b.Content) })
+	f := &Facts{Nodes: make([]NodeFacts, len(nodes))}
+	found := make([]Problems, len(nodes))
+	var policies []policyRow
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i, n := range nodes {
+		g.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, cfg.Timeout+max(cfg.SlotWait, 0))
+			defer cancel()
+			p := &probe{cfg: &cfg, node: n, create: create, facts: NodeFacts{Content: n.Content}}
+			p.run(ctx)
+			f.Nodes[i], found[i] = p.facts, p.problems
+			if n.Content == dtx.Coordinator {
+				policies = p.policies
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // findings are in found
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var ps Problems
+	reached := true
+	for i := range found {
+		ps = append(ps, found[i]...)
+		reached = reached && f.Nodes[i].Server.Version != 0
+	}
+	if reached { // comparing nodes needs all of them
+		ps = append(ps, slotProblems(&cfg, f, create)...)
+		ps = append(ps, identityProblems(f)...)
+		ps = append(ps, compareTables(f)...)
+		tables, tp := withPolicies(&cfg, f, policies)
+		f.Tables = tables
+		ps = append(ps, tp...)
+	}
+	if err := ps.err("check source"); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// probe looks at one node.
+type probe struct {
+	cfg      *Config
+	node     Node
+	create   bool
+	facts    NodeFacts
+	problems Problems
+	policies []policyRow
+}
+
+func (p *probe) add(pr Problem) {
+	pr.Content, pr.HasContent = p.node.Content, true
+	p.problems = append(p.problems, pr)
+}
+
+func (p *probe) fail(op string, err error) {
+	p.problems = append(p.problems, problemOf(p.node.Content, repl.Fault(op, p.node.Content, p.cfg.Slot, p.cfg.Publication, err)))
+}
+
+// minVersion: pgoutput sends logical messages from PostgreSQL 14 on.
+const minVersion = 140000
+
+func (p *probe) run(ctx context.Context) {
+	conn, err := connect(ctx, p.node)
+	if err != nil {
+		p.fail("connect to source", err)
+		return
+	}
+	defer closeConn(conn)
+	var version int
+	var text string
+	err = conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int, current_setting('server_version')").Scan(&version, &text)
+	if err != nil {
+		p.fail("check source", err)
+		return
+	}
+	if version < minVersion {
+		p.add(Problem{Found: fmt.Sprintf("server version is %s; its pgoutput sends no logical messages, which came with PostgreSQL 14", text)})
+		return
+	}
+	if p.twoPhaseMissing(version, text) || !p.settings(ctx, conn) {
+		return
+	}
+	if err := p.published(ctx, conn); err != nil {
+		p.fail("read publication", err)
+		return
+	}
+	if p.node.Content == dtx.Coordinator {
+		if p.policies, err = readPolicies(ctx, conn); err != nil {
+			p.fail("read distribution policies", err)
+			return
+		}
+	}
+	p.replication(ctx)
+}
+
+func (p *probe) twoPhaseMissing(version int, text string) bool {
+	if !p.cfg.twoPhase(p.node) || version >= 150000 {
+		return false
+	}
+	p.add(Problem{
+		Found:  fmt.Sprintf("server version is %s; its pgoutput does not decode transactions at PREPARE, which came with PostgreSQL 15", text),
+		Remedy: "Set two_phase to false; segments must then emit part messages",
+	})
+	return true
+}
+
+const settingsSQL = `SELECT pg_postmaster_start_time()::text || '/' || current_setting('port') || '/' ||
+   (SELECT system_identifier FROM pg_control_system()),
+ current_setting('wal_level'), current_setting('server_encoding'), pg_is_in_recovery(),
+ current_setting('max_replication_slots')::int, (SELECT count(*)::int FROM pg_replication_slots),
+ current_setting('max_wal_senders')::int, (SELECT count(*)::int FROM pg_stat_replication),
+ (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user), quote_ident(current_user),
+ EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1),
+ (SELECT array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END,
+   CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END], NULL)
+  FROM pg_publication WHERE pubname = $2)`
+
+// settings checks the server as a whole. It reports whether looking on makes
+// sense.
+func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
+	var (
+		walLevel, encoding, role           string
+		recovery, mayReplicate, slotExists bool
+		maxSlots, slots, maxSenders, busy  int
+		unpublished                        []string
+		hasPublication                     bool
+	)
+	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot, p.cfg.Publication).Scan(&p.facts.instance, &walLevel, &encoding, &recovery,
+		&maxSlots, &slots, &maxSenders, &busy, &mayReplicate, &role, &slotExists, &unpublished)
+	if err != nil {
+		p.fail("check source", err)
+		return false
+	}
+	hasPublication = unpublished != nil
+	p.facts.Encoding = encoding
+	good := true
+	fatal := func(pr Problem) { p.add(pr); good = false }
+	if recovery {
+		fatal(Problem{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
+	}
+	if walLevel != "logical" {
+		fatal(Problem{Found: fmt.Sprintf("wal_level is %s, want logical", walLevel), Remedy: "Run there",
+			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true})
+	}
+	if encoding != "UTF8" {
+		p.add(Problem{Found: fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", encoding),
+			Remedy: "There is no remedy but a database of encoding UTF8"})
+	}
+	if !mayReplicate {
+		fatal(Problem{Found: fmt.Sprintf("role %s may not replicate", role), Remedy: "Run there as a superuser",
+			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", role)}})
+	}
+	if !slotExists && slots >= maxSlots {
+		p.add(Problem{Found: fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", maxSlots),
+			Remedy: "Drop a slot that nobody needs, or run there",
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", slots+4)}, Restart: true})
+	}
+	if busy >= maxSenders {
+		fatal(Problem{Found: fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", maxSenders),
+			Remedy: "End a replication connection that nobody needs, or run there",
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", busy+4)}, Restart: true})
+	}
+	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
+	switch {
+	case !hasPublication:
+		p.add(Problem{Found: fmt.Sprintf("publication %s does not exist in this database", pub),
+			Remedy: "It must exist on every node, and since before the slot was made. Run there, naming tables instead if not all are to be replicated",
+			SQL:    []string{"CREATE PUBLICATION " + pub + " FOR ALL TABLES"}})
+	case len(unpublished) > 0:
+		p.add(Problem{Found: fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(unpublished, ", ")),
+			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"}})
+	}
+	return good
+}
+
+// replication opens a replication connection: identity and slot.
+func (p *probe) replication(ctx context.Context) {
+	c, err := repl.Connect(ctx, p.cfg.repl(p.node))
+	if err != nil {
+		p.fail("open replication connection", err)
+		return
+	}
+	defer c.Close()
+	p.facts.Server = c.Server()
+	s, ok, err := p.freeSlot(ctx, c)
+	if err != nil {
+		p.fail("read slot", err)
+		return
+	}
+	if !ok {
+		return
+	}
+	p.facts.Slot = &s
+	if p.create {
+		return // slotProblems says that it should not be there
+	}
+	if _, err := c.CheckSlot(ctx, 0); err != nil {
+		p.fail("check slot", err)
+		return
+	}
+	if p.cfg.twoPhase(p.node) && !s.TwoPhase {
+		p.add(Problem{Found: fmt.Sprintf("slot %q does not decode transactions at PREPARE, but two_phase is set", s.Name),
+			Remedy: "Set two_phase to false, or drop the slots of all nodes and create them anew, which needs a new initial copy"})
+	}
+	if s.Active {
+		p.add(Problem{Found: fmt.Sprintf("slot %q is in use by the session with pid %d: another daemon, or one that has just ended", s.Name, s.ActivePID),
+			Remedy: "Stop the other daemon; a session that is left over can be ended there",
+			SQL:    []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)}})
+	}
+}
+
+// freeSlot reads the slot, waiting for a while until nobody uses it.
+func (p *probe) freeSlot(ctx context.Context, c *repl.Conn) (repl.Slot, bool, error) {
+	deadline := time.Now().Add(p.cfg.SlotWait)
+	for told := false; ; told = true {
+		s, ok, err := c.Slot(ctx, p.cfg.Slot)
+		if err != nil || !ok || !s.Active || p.create || time.Now().After(deadline) {
+			return s, ok, err
+		}
+		if !told {
+			p.cfg.Logger.Info("waiting for a slot in use", "content", int(p.node.Content), "slot", s.Name, "pid", s.ActivePID)
+		}
+		select {
+		case <-ctx.Done():
+			return s, ok, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// slotProblems: slots exist on all nodes, or on none when they are to be made.
+func slotProblems(cfg *Config, f *Facts, create bool) Problems {
+	missing := f.Missing()
+	if create {
+		var ps Problems
+		for _, n := range f.Nodes {
+			if n.Slot != nil {
+				ps = append(ps, Problem{Content: n.Content, HasContent: true,
+					Found:  fmt.Sprintf("slot %q exists already", cfg.Slot),
+					Remedy: "Choose another name, or drop it there if no subscription needs it",
+					SQL:    []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)}})
+			}
+		}
+		return ps
+	}
+	var ps Problems
+	for _, n := range f.Nodes {
+		if n.Slot != nil {
+			continue
+		}
+		p := Problem{Content: n.Content, HasContent: true, Found: fmt.Sprintf("slot %q does not exist", cfg.Slot)}
+		if len(missing) == len(f.Nodes) {
+			p.Remedy = "Create the slots of all nodes, by cbrepl slots create or by running there"
+			p.SQL = []string{createSlotSQL(cfg, n)}
+		} else {
+			p.Remedy = "Other nodes have it: what this node changed since the slot was lost cannot be had any more, so a new initial copy is needed. Drop the slots of all nodes (cbrepl slots drop) and begin anew"
+		}
+		ps = append(ps, p)
+	}
+	return ps
+}
+
+func createSlotSQL(cfg *Config, n NodeFacts) string {
+	if cfg.twoPhase(Node{Content: n.Content}) {
+		return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput', false, true)", cfg.Slot)
+	}
+	return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput')", cfg.Slot)
+}
+
+// identityProblems: no server is listed under two contents. System identifiers
+// alone do not tell: data directories may have been copied.
+func identityProblems(f *Facts) Problems {
+	var ps Problems
+	seen := map[string]dtx.Content{}
+	for _, n := range f.Nodes {
+		if c, ok := seen[n.instance]; ok {
+			ps = append(ps, Problem{Content: n.Content, HasContent: true,
+				Found:  fmt.Sprintf("it is the same server as content %d", c),
+				Remedy: "Correct one of the two connection strings"})
+		}
+		seen[n.instance] = n.Content
+	}
+	return ps
+}

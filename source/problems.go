@@ -1,0 +1,93 @@
+package source
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cbrepl/dtx"
+)
+
+// Problem is one finding that keeps a subscription from running.
+type Problem struct {
+	// Content is the node, Relation the table, where the problem has one.
+	Content    dtx.Content
+	HasContent bool
+	Relation   string
+	// Found says what was found and what was expected.
+	Found string
+	// Remedy says what to do, SQL the statements that do it on that node, in
+	// order; Restart that the server must be restarted after them.
+	Remedy  string
+	SQL     []string
+	Restart bool
+}
+
+// String prints one paragraph.
+func (p Problem) String() string {
+	var b strings.Builder
+	if p.HasContent {
+		fmt.Fprintf(&b, "content %d", p.Content)
+		if p.Content == dtx.Coordinator {
+			b.WriteString(" (coordinator)")
+		}
+		b.WriteString(": ")
+	}
+	if p.Relation != "" {
+		b.WriteString("table " + p.Relation + ": ")
+	}
+	b.WriteString(p.Found)
+	if p.Remedy != "" {
+		b.WriteString(". " + p.Remedy)
+	}
+	if len(p.SQL) > 0 {
+		b.WriteString(": " + strings.Join(p.SQL, "; "))
+		if p.Restart {
+			b.WriteString("; then restart the server")
+		}
+	}
+	return b.String()
+}
+
+// Problems is everything that was found at once.
+type Problems []Problem
+
+// Error prints one problem a line.
+func (ps Problems) Error() string {
+	if len(ps) == 1 {
+		return ps[0].String()
+	}
+	lines := make([]string, 0, len(ps)+1)
+	lines = append(lines, fmt.Sprintf("%d problems:", len(ps)))
+	for _, p := range ps {
+		lines = append(lines, "  - "+p.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// err returns the problems as one fault, or nil.
+func (ps Problems) err(op string) error {
+	if len(ps) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Content, b.Content), cmp.Compare(a.Relation, b.Relation))
+	})
+	return &dtx.Error{Op: op, Class: dtx.ClassStop, Err: ps}
+}
+
+// problemOf turns an error of a connection into a problem of its node.
+func problemOf(c dtx.Content, err error) Problem {
+	p := Problem{Content: c, HasContent: true}
+	var de *dtx.Error
+	if !errors.As(err, &de) {
+		p.Found = err.Error()
+		return p
+	}
+	e := *de
+	p.Remedy, e.Hint, e.HasContent = e.Hint, "", false
+	p.Found = e.Error()
+	return p
+}

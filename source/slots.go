@@ -1,0 +1,200 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cbrepl/dtx"
+	"cbrepl/source/repl"
+)
+
+// Recorded is where a stream stands and what that position belongs to.
+type Recorded struct {
+	Content  dtx.Content
+	SystemID string
+	Timeline int32
+	Slot     string
+	LSN      dtx.LSN
+}
+
+// Streams returns the slots' own positions, with what they belong to: where a
+// new subscription begins.
+func (f *Facts) Streams() []Recorded {
+	var out []Recorded
+	for _, n := range f.Nodes {
+		if n.Slot == nil {
+			continue
+		}
+		out = append(out, Recorded{n.Content, n.Server.SystemID, n.Server.Timeline, n.Slot.Name, n.Slot.Confirmed})
+	}
+	return out
+}
+
+// CheckResume compares recorded positions with the source as it is found.
+func CheckResume(f *Facts, recorded []Recorded) error {
+	var ps Problems
+	byContent := map[dtx.Content]Recorded{}
+	for _, r := range recorded {
+		byContent[r.Content] = r
+	}
+	const copyAnew = "Positions of another slot or server say nothing here: a new initial copy is needed"
+	for _, n := range f.Nodes {
+		r, ok := byContent[n.Content]
+		delete(byContent, n.Content)
+		add := func(remedy, format string, args ...any) {
+			ps = append(ps, Problem{Content: n.Content, HasContent: true, Found: fmt.Sprintf(format, args...), Remedy: remedy})
+		}
+		switch {
+		case !ok:
+			add("If the source was expanded, a new initial copy is needed; else correct the list of segments",
+				"the target has no position for it: the subscription began with %d segments, now %d are listed", max(len(recorded)-1, 0), f.Segments())
+		case r.SystemID != n.Server.SystemID:
+			add("Correct the connection string; if the server was replaced, a new initial copy is needed",
+				"the server has system identifier %s, but the recorded position belongs to %s", n.Server.SystemID, r.SystemID)
+		case r.Timeline != n.Server.Timeline:
+			add("A mirror was promoted, or the server was restored, and changes may be missing from its log: a new initial copy is needed",
+				"the server is on timeline %d, but the recorded position belongs to timeline %d", n.Server.Timeline, r.Timeline)
+		case n.Slot == nil:
+			add("Its changes since the slot was lost cannot be had any more: a new initial copy is needed", "slot %q does not exist", r.Slot)
+		case r.Slot != n.Slot.Name:
+			add("Use the slot that the subscription began with; "+copyAnew,
+				"the configured slot is %q, but the recorded position belongs to slot %q", n.Slot.Name, r.Slot)
+		case n.Slot.Confirmed > r.LSN:
+			add("The changes between the two are gone: a new initial copy is needed",
+				"slot %q is confirmed up to %s, beyond the recorded position %s: it was made anew, or somebody else has moved it", r.Slot, n.Slot.Confirmed, r.LSN)
+		case r.LSN > n.Server.WALEnd:
+			add("The server was restored from an older backup: a new initial copy is needed",
+				"the server's log ends at %s, before the recorded position %s", n.Server.WALEnd, r.LSN)
+		}
+	}
+	for c, r := range byContent {
+		ps = append(ps, Problem{Content: c, HasContent: true,
+			Found:  fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
+			Remedy: "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed"})
+	}
+	return ps.err("resume subscription")
+}
+
+// CreateSlots makes the slot on every node, or on none: what was made is
+// dropped again when a node fails. It returns where each slot begins. A server
+// makes a slot once the transactions that are running have ended; ctx bounds
+// the wait.
+func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	out := make([]Recorded, len(cfg.Nodes))
+	foreign := make([]bool, len(cfg.Nodes)) // the slot was there before
+	faults := make([]error, len(cfg.Nodes))
+	var g errgroup.Group // all at once: each waits for its own transactions
+	for i, n := range cfg.Nodes {
+		g.Go(func() error {
+			out[i], foreign[i], faults[i] = createSlot(ctx, &cfg, n)
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are in faults
+	err := errors.Join(faults...)
+	if err == nil {
+		slices.SortFunc(out, func(a, b Recorded) int { return int(a.Content) - int(b.Content) })
+		return out, nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	for i, n := range cfg.Nodes {
+		if foreign[i] {
+			continue
+		}
+		// Also where making it failed: the server may have finished after we gave up.
+		if derr := dropSlot(undo, &cfg, n, true); derr != nil && faults[i] == nil {
+			faults[i] = fmt.Errorf("the slot was made, another node failed, and dropping it again failed too (drop it by hand: a slot that nobody reads holds back WAL): %w", derr)
+		}
+	}
+	var ps Problems
+	for i, n := range cfg.Nodes {
+		if faults[i] != nil {
+			ps = append(ps, problemOf(n.Content, faults[i]))
+		}
+	}
+	return nil, ps.err("create slots on every node")
+}
+
+func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign bool, err error) {
+	c, err := repl.Connect(ctx, cfg.repl(n))
+	if err != nil {
+		return r, false, err
+	}
+	defer c.Close()
+	s := c.Server()
+	if s.Version < minVersion {
+		return r, false, &dtx.Error{Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Msg: fmt.Sprintf("server version is %s, want 14 or newer", s.VersionText)}
+	}
+	if _, ok, err := c.Slot(ctx, cfg.Slot); err != nil || ok {
+		if ok {
+			err = &dtx.Error{Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+				Msg:  fmt.Sprintf("slot %q exists already", cfg.Slot),
+				Hint: "Choose another name, or drop it if no subscription needs it"}
+		}
+		return r, ok, err
+	}
+	slot, err := c.CreateSlot(ctx, cfg.twoPhase(n), false)
+	if err != nil {
+		return r, false, err
+	}
+	return Recorded{n.Content, s.SystemID, s.Timeline, cfg.Slot, slot.ConsistentPoint}, false, nil
+}
+
+// DropSlots drops the slot wherever it is. It goes on after a failure and
+// reports all of them.
+func DropSlots(ctx context.Context, cfg Config) error {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	faults := make([]error, len(cfg.Nodes))
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i, n := range cfg.Nodes {
+		g.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+			defer cancel()
+			faults[i] = dropSlot(ctx, &cfg, n, false)
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are in faults
+	var ps Problems
+	for i, n := range cfg.Nodes {
+		if faults[i] != nil {
+			ps = append(ps, problemOf(n.Content, faults[i]))
+		}
+	}
+	return ps.err("drop slots")
+}
+
+// dropSlot drops one node's slot; one that is not there is no fault. One in use
+// is waited for until ctx ends, or refused.
+func dropSlot(ctx context.Context, cfg *Config, n Node, wait bool) error {
+	c, err := repl.Connect(ctx, cfg.repl(n))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s, ok, err := c.Slot(ctx, cfg.Slot)
+	if err != nil || !ok {
+		return err
+	}
+	if s.Active && !wait {
+		return &dtx.Error{Op: "drop slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Msg:  fmt.Sprintf("slot %q is in use by the session with pid %d", s.Name, s.ActivePID),
+			Hint: "Stop the daemon that reads it first"}
+	}
+	return c.DropSlot(ctx) // waits while it is in use
+}
