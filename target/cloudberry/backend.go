@@ -1,0 +1,309 @@
+package cloudberry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
+)
+
+// backend is the target.Backend of a cluster: one session on the coordinator, one
+// transaction per batch. It is used by one goroutine at a time.
+//
+// Which statement does an operation depends on what the catalogue says of the
+// table (facts), not on the server's version: RETURNING and row addresses do not
+// exist for every storage.
+type backend struct {
+	t *Target
+	s *server
+
+	begun bool
+	// prefix are statements that travel ahead of the next one: BEGIN, LOCK, SET
+	// LOCAL, RELEASE.
+	prefix []string
+	plan   planMode
+	locked map[uint32]bool
+	stages stages
+	// unstaged keeps rows out of stage tables for the moment.
+	unstaged bool
+}
+
+var _ target.Backend = (*backend)(nil)
+
+func newBackend(t *Target) *backend {
+	return &backend{t: t, s: t.srv, stages: stages{byKey: map[string]*stage{}}}
+}
+
+// Segments is the one place where rows go: the server finds their segment.
+func (b *backend) Segments() []dtx.Content { return []dtx.Content{target.ServerPlaced} }
+
+// planMode says which plans the planner may choose from. The zero value is how a
+// session is set up: nested loops over an index.
+type planMode struct {
+	// hashed forbids nested loops: the statement joins large sets, or no index
+	// serves it, and a scan of the table is right.
+	hashed bool
+	// free leaves the choice to the planner and its statistics.
+	free bool
+}
+
+func (m planMode) nestloop() string { return onOff(!m.hashed) }
+func (m planMode) seqscan() string  { return onOff(m.hashed || m.free) }
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// startBatch forgets the last transaction.
+func (b *backend) startBatch() {
+	b.begun, b.prefix, b.plan = false, nil, planMode{}
+	b.locked = map[uint32]bool{}
+	b.stages.startBatch()
+}
+
+// takePrefix returns what travels ahead of the next statement, BEGIN first when
+// the transaction is not open yet.
+func (b *backend) takePrefix() []string {
+	p := b.prefix
+	b.prefix = nil
+	if !b.begun {
+		b.begun = true
+		p = slices.Insert(p, 0, "BEGIN")
+	}
+	return p
+}
+
+// ahead adds a statement that travels with the next one.
+func (b *backend) ahead(sql string) { b.prefix = append(b.prefix, sql) }
+
+// planFor makes the planner's settings for the next statement. They go back by
+// themselves when the transaction ends.
+func (b *backend) planFor(m planMode) {
+	if m.nestloop() != b.plan.nestloop() {
+		b.ahead("SET LOCAL enable_nestloop = " + m.nestloop())
+	}
+	if m.seqscan() != b.plan.seqscan() {
+		b.ahead("SET LOCAL enable_seqscan = " + m.seqscan())
+	}
+	b.plan = m
+}
+
+// lock keeps other writers off a table until the batch ends. It stands before the
+// first statement on a table that reads rows and then changes them by address,
+// and before a COPY into a table that the batch may also update: there the server
+// locks the whole table anyway, and taking the stronger lock second deadlocks
+// with other writers that do the same.
+func (b *backend) lock(f *tableFacts) {
+	if b.locked[f.oid] {
+		return
+	}
+	b.locked[f.oid] = true
+	b.ahead("LOCK TABLE " + pgside.TableName(f.Table) + " IN EXCLUSIVE MODE")
+}
+
+// facts returns what the catalogue said of a table. A table that is changed by
+// key is remembered, so that later batches lock it before their first COPY.
+func (b *backend) facts(t *target.Table, changed bool) *tableFacts {
+	f := b.t.tables.of(t)
+	f.changed = f.changed || changed
+	return f
+}
+
+// run executes statements in one round trip, what is ahead of them included, and
+// returns their results.
+func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, error) {
+	pre := b.takePrefix()
+	var batch pgconn.Batch
+	for _, sql := range pre {
+		batch.ExecParams(sql, nil, nil, nil, nil)
+	}
+	for _, q := range qs {
+		batch.ExecParams(q.String(), q.params, q.oids, q.formats, nil)
+	}
+	results, err := b.s.conn.ExecBatch(ctx, &batch).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) != len(pre)+len(qs) {
+		return nil, stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
+	}
+	return results[len(pre):], nil
+}
+
+// one executes a single statement.
+func (b *backend) one(ctx context.Context, q *query) (*pgconn.Result, error) {
+	res, err := b.run(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return res[0], nil
+}
+
+// plain executes statements without parameters.
+func (b *backend) plain(ctx context.Context, sql string) error {
+	return b.s.simple(ctx, strings.Join(append(b.takePrefix(), sql), "; "))
+}
+
+// Truncate empties tables. Plain tables are named with ONLY: the source lists
+// each table of an inheritance tree that it emptied.
+func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*target.Table, restartIdentity bool) error {
+	var sql strings.Builder
+	sql.WriteString("TRUNCATE ")
+	for i, t := range tables {
+		if i > 0 {
+			sql.WriteString(", ")
+		}
+		sql.WriteString(pgside.Only(t))
+	}
+	if restartIdentity {
+		sql.WriteString(" RESTART IDENTITY")
+	}
+	if err := b.plain(ctx, sql.String()); err != nil {
+		return dataFault(err)
+	}
+	return nil
+}
+
+// Copy inserts rows. Where duplicates are to be skipped the rows are first tried
+// as they are: duplicates are the exception.
+func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *target.CopyOp) (int64, error) {
+	f := b.facts(op.Table, false)
+	if f.changed && b.s.facts.tableLocks {
+		b.lock(f)
+	}
+	if !op.SkipDuplicates || len(op.Table.Uniques) == 0 {
+		n, err := b.insert(ctx, op)
+		return n, faultOrNil(err)
+	}
+	n, err := b.copyNew(ctx, op)
+	return n, faultOrNil(err)
+}
+
+func faultOrNil(err error) error {
+	var de *target.DataError
+	if err == nil || errors.As(err, &de) {
+		return err
+	}
+	return dataFault(err)
+}
+
+// smallRows is up to how many rows an INSERT of values costs less than COPY,
+// which always goes to every segment and commits in two phases.
+const (
+	smallRows  = 3
+	smallBytes = 64 << 10
+)
+
+// insert inserts all rows of op.
+func (b *backend) insert(ctx context.Context, op *target.CopyOp) (int64, error) {
+	if len(op.Cols) == 0 { // rows of defaults only; COPY cannot say that
+		q := new(query)
+		q.WriteString("INSERT INTO " + pgside.TableName(op.Table) + " SELECT FROM pg_catalog.generate_series(1, " + strconv.FormatInt(op.Rows, 10) + ")")
+		res, err := b.one(ctx, q)
+		if err != nil {
+			return 0, err
+		}
+		return res.CommandTag.RowsAffected(), nil
+	}
+	if op.Rows <= smallRows && len(op.Data) <= smallBytes {
+		return b.insertValues(ctx, op)
+	}
+	sql := strings.Join(append(b.takePrefix(), copySQL(op.Table, op.Cols)), "; ")
+	tag, err := b.s.conn.CopyFrom(ctx, bytes.NewReader(op.Data), sql)
+	if err != nil {
+		return 0, err
+	}
+	return tag.RowsAffected(), nil
+}
+
+// insertValues inserts a few rows as parameters of the columns' own types, as
+// COPY would read them.
+func (b *backend) insertValues(ctx context.Context, op *target.CopyOp) (int64, error) {
+	t := op.Table
+	q := new(query)
+	q.WriteString("INSERT INTO " + pgside.TableName(t) + " (")
+	identity := false
+	for i, c := range op.Cols {
+		if i > 0 {
+			q.WriteString(", ")
+		}
+		q.WriteString(pgside.Column(t, c))
+		identity = identity || t.Columns[c].IdentityAlways
+	}
+	q.WriteString(")")
+	if identity {
+		q.WriteString(" OVERRIDING SYSTEM VALUE")
+	}
+	q.WriteString(" VALUES ")
+	row := 0
+	for line := range bytes.Lines(op.Data) {
+		if row > 0 {
+			q.WriteString(", ")
+		}
+		row++
+		for i, raw := range bytes.Split(line[:len(line)-1], []byte{'\t'}) {
+			q.WriteString([2]string{", ", "("}[btoi(i == 0)])
+			if string(raw) == `\N` {
+				q.WriteString("NULL")
+				continue
+			}
+			q.WriteString(q.value(pgside.Unescape(make([]byte, 0, len(raw)), raw)))
+		}
+		q.WriteString(")")
+	}
+	res, err := b.one(ctx, q)
+	if err != nil {
+		err = dataFault(err)
+		var de *target.DataError
+		if errors.As(err, &de) && op.Rows == 1 {
+			de.Row = 0
+		}
+		return 0, err
+	}
+	return res.CommandTag.RowsAffected(), nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// values converts the columns of a result row.
+func values(dst []pgoutput.Value, row [][]byte) []pgoutput.Value {
+	for _, v := range row {
+		if v == nil {
+			dst = append(dst, pgoutput.Value{Kind: pgoutput.ValueNull})
+		} else {
+			dst = append(dst, pgoutput.Value{Kind: pgoutput.ValueText, Data: v})
+		}
+	}
+	return dst
+}
+
+// complement fills Missing and MissingRows with the ordinals of 0..n-1 that are
+// not in hit.
+func complement(f *target.Found, hit []bool) {
+	for i, h := range hit {
+		if h {
+			continue
+		}
+		f.MissingRows++
+		if len(f.Missing) < target.MaxMissing {
+			f.Missing = append(f.Missing, i)
+		}
+	}
+}

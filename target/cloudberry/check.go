@@ -1,0 +1,180 @@
+package cloudberry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cbrepl/dtx"
+	"cbrepl/source"
+	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
+)
+
+// Check finds out whether Open would find the target in order, without taking
+// the lock and without changing anything. It must not be called while the target
+// is open. The error names every problem with its remedy.
+func (t *Target) Check(ctx context.Context) error {
+	if t.open {
+		return stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
+	defer cancel()
+	defer t.srv.close()
+	if err := t.connect(ctx); err != nil {
+		return err
+	}
+	if err := t.srv.checkPrepared(ctx, opOpen); err != nil {
+		return err
+	}
+	if _, err := t.readSubscription(ctx, opOpen); err != nil {
+		return err
+	}
+	return t.readCatalogue(ctx)
+}
+
+// readCatalogue reads the target's tables, checks that they can take the source's
+// rows, and makes the engine for them.
+func (t *Target) readCatalogue(ctx context.Context) error {
+	var names []target.Name
+	for i := range t.opts.Tables {
+		for _, n := range t.opts.Names.Candidates(&t.opts.Tables[i]) {
+			if !slices.Contains(names, n) {
+				names = append(names, n)
+			}
+		}
+	}
+	ts, err := readTables(ctx, t.srv, names)
+	if err != nil {
+		return err
+	}
+	if t.tables != nil { // what earlier batches did to a table stays known
+		for name, f := range ts.byName {
+			old := t.tables.byName[name]
+			f.changed = old != nil && old.changed
+		}
+	}
+	errs := t.checkRole(ts)
+	checked := map[target.Name]bool{}
+	var usable []source.Table
+	var list []*target.Table
+	for i := range t.opts.Tables {
+		src := &t.opts.Tables[i]
+		f := firstFound(t.opts.Names.Candidates(src), ts)
+		if f == nil {
+			usable = append(usable, *src) // the engine says that its table is missing
+			continue
+		}
+		name := target.Name{Schema: f.Schema, Table: f.Name}
+		ok, done := checked[name]
+		if !done {
+			problems := t.checkTable(f)
+			errs = append(errs, problems...)
+			ok = len(problems) == 0
+			checked[name] = ok
+			if ok {
+				list = append(list, f.Table)
+			}
+		}
+		if !ok {
+			continue
+		}
+		if more := checkTypes(src, f); len(more) > 0 {
+			errs = append(errs, more...)
+			continue
+		}
+		usable = append(usable, *src)
+	}
+	engine, err := target.NewEngine(t.opts.Engine, t.opts.Names, usable, list, []dtx.Content{target.ServerPlaced})
+	if err != nil {
+		errs = append(errs, pgside.Flatten(err)...)
+	}
+	if err := pgside.Together(opCatalogue, errs); err != nil {
+		return err
+	}
+	t.engine, t.tables = engine, ts
+	return nil
+}
+
+// firstFound returns the first of names that the target has.
+func firstFound(names []target.Name, ts *tables) *tableFacts {
+	for _, name := range names {
+		if f := ts.byName[name]; f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// checkRole reports a role that cannot keep triggers and rules from firing.
+func (t *Target) checkRole(ts *tables) []error {
+	f := &t.srv.facts
+	if f.replicaRole {
+		return nil
+	}
+	var fires []string
+	for name, tf := range ts.byName {
+		if tf.firing != "" {
+			fires = append(fires, fmt.Sprintf("%s (%s)", name, tf.firing))
+		}
+	}
+	slices.Sort(fires)
+	now := "no replicated table has any now"
+	if len(fires) > 0 {
+		now = "these would fire: " + strings.Join(fires, "; ")
+	}
+	if t.opts.FireTriggers {
+		t.log.Warn("the role may not set session_replication_role; triggers and rules fire for replicated rows",
+			slog.String("role", f.role), slog.String("tables", now))
+		return nil
+	}
+	return []error{stop(opCatalogue,
+		"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), or set target.fire_triggers: true to go on with triggers firing",
+		"role %s may not set session_replication_role, so triggers and rules of the target's tables would fire for replicated rows; %s", f.role, now)}
+}
+
+func tableProblem(f *tableFacts, hint, format string, args ...any) error {
+	return &dtx.Error{Op: opCatalogue, Relation: f.String(), Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
+}
+
+// checkTable reports what stands in the way of writing to a table.
+func (t *Target) checkTable(f *tableFacts) []error {
+	if f.problem != "" {
+		return []error{tableProblem(f, f.remedy, "rows cannot be written to it: %s", f.problem)}
+	}
+	var errs []error
+	role := pgside.QuoteIdent(t.srv.facts.role)
+	if len(f.missing) > 0 {
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), pgside.TableName(f.Table), role)
+		if slices.Contains(f.missing, "USAGE on schema "+f.Schema) {
+			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", pgside.QuoteIdent(f.Schema), role)
+		}
+		errs = append(errs, tableProblem(f, hint, "role %s lacks %s", t.srv.facts.role, strings.Join(f.missing, ", ")))
+	}
+	if f.rowSecurity {
+		errs = append(errs, tableProblem(f, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
+			"row security hides rows from role %s", t.srv.facts.role))
+	}
+	return errs
+}
+
+// checkTypes reports columns whose values would not come through unchanged.
+// Missing columns are the engine's to report.
+func checkTypes(src *source.Table, f *tableFacts) []error {
+	var errs []error
+	for i := range src.Columns {
+		col := &src.Columns[i]
+		c := f.Column(col.Name)
+		if c < 0 || col.Generated || f.Columns[c].Generated {
+			continue
+		}
+		if ok, why := pgside.RoundTrips(col.TypeName, f.baseNames[c]); !ok {
+			errs = append(errs, tableProblem(f, "Change the column's type on the target to the source's",
+				"column %s is %s on the source table %s and %s on the target: %s", strconv.Quote(col.Name), col.TypeName, src, f.typeNames[c], why))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package cloudberry
+
+import "syscall"
+
+// limitUnacknowledged leaves the system's own limit.
+func limitUnacknowledged(string, string, syscall.RawConn) error { return nil }

@@ -1,0 +1,112 @@
+package pgside
+
+import (
+	"strings"
+
+	"cbrepl/router"
+	"cbrepl/target"
+)
+
+// Column names a column of t for SQL.
+func Column(t *target.Table, c int) string { return QuoteIdent(t.Columns[c].Name) }
+
+// TableName names a table for SQL.
+func TableName(t *target.Table) string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }
+
+// Only names a table without those that inherit from it. The partitions of a
+// partitioned table are the table itself.
+func Only(t *target.Table) string {
+	if t.Kind == target.PartitionRoot {
+		return TableName(t)
+	}
+	return "ONLY " + TableName(t)
+}
+
+// Cast is a value as the column's type. Casting is per value: that takes any
+// type, arrays of arrays included, exactly as its input function does.
+func Cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
+
+// Equals is the equality operator of a column's type. The search path holds
+// pg_catalog only; a type of another schema has its operator there, too.
+func Equals(c *target.Column) string {
+	schema, _, _ := strings.Cut(strings.ReplaceAll(c.CastType, `"`, ""), ".")
+	if schema == "pg_catalog" || BaseType(c.Type) == nil || BaseType(c.Type).Kind != router.BaseType {
+		return "="
+	}
+	return "OPERATOR(" + c.CastType[:strings.LastIndex(c.CastType, ".")] + ".=)"
+}
+
+// BaseType looks through domains.
+func BaseType(t *router.Type) *router.Type {
+	for t != nil && t.Kind == router.DomainType && t.Elem != nil {
+		t = t.Elem
+	}
+	return t
+}
+
+// exactTypes are the types of pg_catalog whose values are equal exactly when
+// they print alike. Others are equal too early (numeric 1.0 and 1.00, box by
+// its area) or have no equality (json, xml, point), and are compared as text.
+var exactTypes = map[uint32]bool{
+	16: true, 17: true, 18: true, 19: true, 20: true, 21: true, 23: true, 25: true, 26: true, 28: true, 29: true,
+	650: true, 774: true, 790: true, 829: true, 869: true, 1042: true, 1043: true, 1082: true, 1083: true,
+	1114: true, 1184: true, 1266: true, 1560: true, 1562: true, 2950: true, 3220: true, 5069: true,
+}
+
+// hashedTypes are the types of pg_catalog, besides the exact ones, whose equality
+// can be hashed and holds for values that print alike.
+var hashedTypes = map[uint32]bool{700: true, 701: true, 1186: true, 1700: true, 3802: true}
+
+// Exact reports whether the values of a column are equal exactly when they print
+// alike.
+func Exact(c *target.Column) bool {
+	t := BaseType(c.Type)
+	if t == nil || c.Nondeterministic {
+		return false
+	}
+	return t.Kind == router.EnumType || t.Kind == router.BaseType && exactTypes[t.OID]
+}
+
+// Hashed reports whether values of a column that print alike are equal by an
+// operator that a hash join can use; xid and cid have none before PostgreSQL 14.
+func Hashed(c *target.Column) bool {
+	t := BaseType(c.Type)
+	if t == nil {
+		return false
+	}
+	if t.Kind == router.BaseType && (t.OID == 28 || t.OID == 29 || t.OID == 790) {
+		return false
+	}
+	return Exact(c) || t.Kind == router.BaseType && hashedTypes[t.OID]
+}
+
+// AsText prints a column or value for comparison, byte by byte.
+func AsText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLATE "C"` }
+
+// Same is a condition: the row's column (row names the table) prints as the
+// value does, NULL as NULL.
+func Same(t *target.Table, c int, row, v string) string {
+	col, val := row+"."+Column(t, c), Cast(t, c, v)
+	if Exact(&t.Columns[c]) {
+		return col + " IS NOT DISTINCT FROM " + val
+	}
+	return AsText(col) + " IS NOT DISTINCT FROM " + AsText(val)
+}
+
+// UniqueKeys reports whether no two rows can match one key.
+func UniqueKeys(t *target.Table, cols []int) bool {
+	for _, u := range t.Uniques {
+		ok := u.Plain && !u.Exclusion && !u.Deferrable && len(u.Columns) > 0
+		for _, c := range u.Columns {
+			found := false
+			for _, k := range cols {
+				found = found || k == c
+			}
+			ok = ok && found
+		}
+		if ok {
+			return true
+		}
+	}
+	return false
+}
