@@ -101,7 +101,7 @@ func (r *run) opError(t *table, seg dtx.Content, part int32, op string, err erro
 	if errors.As(err, &e) {
 		c := *e
 		out = &c
-		out.Relation = t.String()
+		out.Op, out.Relation = op, t.String()
 	}
 	if seg >= 0 {
 		if out.Msg != "" {

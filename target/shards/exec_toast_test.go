@@ -47,6 +47,9 @@ func TestMirrorToast(t *testing.T) {
 		"UPDATE app.key SET id = 50 WHERE id = 2",
 		"UPDATE app.key SET k = 'short' WHERE id = 3",
 		"DELETE FROM app.key WHERE id = 4")...)
+	if m.unchanged < 100 {
+		t.Errorf("%d unchanged values were sent: the test does not test", m.unchanged)
+	}
 }
 
 // bigKey makes text that stays out of line and fits an index entry compressed:

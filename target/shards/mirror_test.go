@@ -33,6 +33,8 @@ type mirror struct {
 	tables map[string]*source.Table
 	// together makes the i-th transactions of all sources one dtx.
 	together bool
+	// unchanged counts unchanged TOAST values decoded.
+	unchanged int
 }
 
 // mirrorConfig says what to set up. Policies are "hash a,b", "random" or
@@ -92,6 +94,9 @@ func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 	for name, p := range c.policies {
 		schema, table, _ := strings.Cut(name, ".")
 		kind, cols, _ := strings.Cut(p, " ")
+		if cols != "" {
+			cols = `"` + strings.ReplaceAll(cols, ",", `","`) + `"`
+		}
 		m.exec(m.o.Coordinator, fmt.Sprintf("INSERT INTO cbrepl.distribution_policy VALUES (%s, %s, '%s', %s, NULL, %d)",
 			quoteLiteral(schema), quoteLiteral(table), kind, quoteLiteral("{"+cols+"}"), len(dbs)))
 	}
@@ -248,6 +253,11 @@ func (m *mirror) decode(i int) []decoded {
 				m.t.Fatal(err)
 			}
 			c := &pgoutput.Change{Row: row, Relation: m.rels[i][row.RelationID]}
+			for _, v := range row.New.Append(nil) {
+				if v.Kind == pgoutput.ValueUnchanged {
+					m.unchanged++
+				}
+			}
 			d := &out[len(out)-1]
 			for _, id := range row.Truncated {
 				c.Relations = append(c.Relations, m.rels[i][id])
@@ -466,3 +476,8 @@ func clip(rows []string) string {
 }
 
 func nameOf(schema, table string) target.Name { return target.Name{Schema: schema, Table: table} }
+
+func renamed(t source.Table, schema, name string) *source.Table {
+	t.Schema, t.Name = schema, name
+	return &t
+}
