@@ -54,18 +54,20 @@ type env struct {
 	// source checks the source and reads what is published. It changes nothing.
 	source func(ctx context.Context) (*sourceFacts, error)
 	// checkResume compares the recorded state with the source as it is.
-	checkResume func(ctx context.Context, f *sourceFacts, st target.State) error
+	checkResume func(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) error
 	// target makes the target; it connects to nothing.
 	target func(f *sourceFacts) (target.Target, error)
 	// spool opens the spool.
 	spool func(ctx context.Context) (openSpool, error)
 	// streams makes one stream per node.
-	streams func(f *sourceFacts, sp openSpool) ([]ContentStream, error)
+	streams func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error)
 }
 
 // openSpool is a spool that can be closed.
 type openSpool interface {
 	Spool
+	// Held returns the positions up to which streams are in the spool for good.
+	Held() map[dtx.Content]dtx.LSN
 	Close() error
 }
 
@@ -176,15 +178,15 @@ func (s *Subscription) replicate(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if st, err = s.agree(ctx, tgt, facts, st); err != nil {
-		return err
-	}
 	sp, err := s.env.spool(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, sp.Close()) }()
-	streams, err := s.env.streams(facts, sp)
+	if st, err = s.agree(ctx, tgt, facts, st, sp.Held()); err != nil {
+		return err
+	}
+	streams, err := s.env.streams(facts, st, sp)
 	if err != nil {
 		return err
 	}
@@ -216,9 +218,16 @@ func (s *Subscription) replicate(ctx context.Context) (err error) {
 // agree makes target and source agree where to start: the first start records
 // the slots' positions, every later one checks that the source is still what
 // the target's record was made with.
-func (s *Subscription) agree(ctx context.Context, tgt target.Target, f *sourceFacts, st target.State) (target.State, error) {
+func (s *Subscription) agree(ctx context.Context, tgt target.Target, f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) (target.State, error) {
 	if st.Initialized {
-		return st, s.env.checkResume(ctx, f, st)
+		return st, s.env.checkResume(f, st, held)
+	}
+	if len(held) > 0 {
+		return st, &dtx.Error{
+			Op: "start subscription", Class: dtx.ClassStop,
+			Msg:  "the spool holds data of this subscription, but the target has no record of it",
+			Hint: "If this is a new subscription of the same name, remove the spool's directory; else restore the target's schema cbrepl",
+		}
 	}
 	st.Streams, st.Positions = f.identities, f.positions
 	dtx.SortPositions(st.Positions)

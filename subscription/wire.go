@@ -2,7 +2,9 @@ package subscription
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"time"
 
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
@@ -23,13 +25,53 @@ type sourceFacts struct {
 	// identities and positions describe every node's server and slot, by content.
 	identities []target.StreamIdentity
 	positions  []dtx.Position
+	facts      *source.Facts
+}
+
+// sourceConfig translates the configuration for package source.
+func sourceConfig(c *config.Config, log *slog.Logger) source.Config {
+	o := source.Config{
+		Nodes: []source.Node{{Content: dtx.Coordinator, DSN: c.Source.Coordinator.DSN.Reveal()}},
+		Slot:  c.Source.Slot, Publication: c.Source.Publication, TwoPhase: c.Source.TwoPhase, Logger: log,
+	}
+	for _, s := range c.Source.Segments {
+		o.Nodes = append(o.Nodes, source.Node{Content: s.Content, DSN: s.DSN.Reveal()})
+	}
+	return o
+}
+
+// CreateSlots makes the subscription's slot on every source node, after all
+// checks that need no slot have passed, or on none.
+func CreateSlots(ctx context.Context, c *config.Config) error {
+	o := sourceConfig(c, nil)
+	if _, err := source.Preflight(ctx, o, true); err != nil {
+		return err
+	}
+	_, err := source.CreateSlots(ctx, o)
+	return err
+}
+
+// DropSlots drops the subscription's slot wherever it is.
+func DropSlots(ctx context.Context, c *config.Config) error {
+	return source.DropSlots(ctx, sourceConfig(c, nil))
 }
 
 // newEnv makes the real pieces.
 func newEnv(c *config.Config, log *slog.Logger) *env {
 	return &env{
-		source:      func(ctx context.Context) (*sourceFacts, error) { return readSource(ctx, c) },
-		checkResume: func(ctx context.Context, f *sourceFacts, st target.State) error { return checkResume(ctx, c, f, st) },
+		source: func(ctx context.Context) (*sourceFacts, error) {
+			f, err := source.Preflight(ctx, sourceConfig(c, log), false)
+			if err != nil {
+				return nil, err
+			}
+			out := &sourceFacts{tables: f.Tables, facts: f}
+			for _, r := range f.Streams() {
+				out.identities = append(out.identities, target.StreamIdentity{Content: r.Content, SystemID: r.SystemID, Slot: r.Slot, Timeline: r.Timeline})
+				out.positions = append(out.positions, dtx.Position{Content: r.Content, LSN: r.LSN})
+			}
+			return out, nil
+		},
+		checkResume: checkResume,
 		target: func(f *sourceFacts) (target.Target, error) {
 			if c.Target.Kind != config.Shards {
 				return nil, unsupportedKind(c.Target.Kind)
@@ -41,27 +83,31 @@ func newEnv(c *config.Config, log *slog.Logger) *env {
 			o.Tables = f.tables
 			return shards.New(o)
 		},
-		spool: func(ctx context.Context) (openSpool, error) {
-			o := store.Options{
-				Dir: c.Spool.Dir, Subscription: c.Subscription, MaxBytes: int64(c.Spool.MaxBytes), Logger: log,
-			}
-			if c.Spool.Ack == config.Spooled {
-				o.Mode = store.Spooled
-			}
-			sp, err := store.Open(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return spool{sp}, nil
+		spool: func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
+		streams: func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error) {
+			return newStreams(c, st, sp.(*spool), log)
 		},
-		streams: func(f *sourceFacts, sp openSpool) ([]ContentStream, error) { return newStreams(c, f, sp.(spool).Spool, log) },
 	}
 }
 
+// checkResume compares the recorded state with the source. A source that was
+// confirmed to on arrival may be ahead of the target, not of the spool.
+func checkResume(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) error {
+	at := map[dtx.Content]dtx.LSN{}
+	for _, p := range st.Positions {
+		at[p.Content] = max(p.LSN, held[p.Content])
+	}
+	var rec []source.Recorded
+	for _, s := range st.Streams {
+		rec = append(rec, source.Recorded{Content: s.Content, SystemID: s.SystemID, Timeline: s.Timeline, Slot: s.Slot, LSN: at[s.Content]})
+	}
+	return source.CheckResume(f.facts, rec)
+}
+
 // newStreams makes a reader per node.
-func newStreams(c *config.Config, f *sourceFacts, sp *store.Spool, log *slog.Logger) ([]ContentStream, error) {
+func newStreams(c *config.Config, st target.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	expect := map[dtx.Content]feed.Identity{}
-	for _, id := range f.identities {
+	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
 	}
 	car := carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
@@ -80,13 +126,21 @@ func newStreams(c *config.Config, f *sourceFacts, sp *store.Spool, log *slog.Log
 	for _, s := range c.Source.Segments {
 		r, err := segment.New(segment.Options{
 			Content: s.Content, DSN: s.DSN.Reveal(), Slot: c.Source.Slot, Publication: c.Source.Publication,
-			Streaming: c.Source.Streaming, Carrier: car, Spool: sp, LocalChanges: local,
+			Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local,
 			Expect: expect[s.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
 		})
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, ContentStream{s.Content, segmentStream{r, s.Content}})
+	}
+	if sp.recovered == nil {
+		return out, nil
+	}
+	for i := range out {
+		if out[i], err = newSpooledStream(out[i], sp.Spool, sp.recovered, min(c.Source.StatusInterval, time.Second)); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
 }
@@ -155,13 +209,42 @@ func unsupportedKind(kind string) error {
 }
 
 // spool adapts the store to the loop and its status.
-type spool struct{ *store.Spool }
+type spool struct {
+	*store.Spool
+	recovered *recovered // in ack mode spooled
+}
 
-func (s spool) Open(p dtx.Part) (target.RowIter, error) { return s.Spool.Open(p) }
+func newSpool(ctx context.Context, c *config.Config, log *slog.Logger) (*spool, error) {
+	o := store.Options{Dir: c.Spool.Dir, Subscription: c.Subscription, MaxBytes: int64(c.Spool.MaxBytes), Logger: log}
+	if c.Spool.Ack == config.Spooled {
+		o.Mode = store.Spooled
+	}
+	st, err := store.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	s := &spool{Spool: st}
+	if o.Mode == store.Spooled {
+		if s.recovered, err = recoverSpool(ctx, st); err != nil {
+			return nil, errors.Join(err, st.Close())
+		}
+	}
+	return s, nil
+}
 
-func (s spool) Exempt(cs []dtx.Content) { s.SetExempt(cs) }
+// Held returns the positions up to which streams are in the spool for good.
+func (s *spool) Held() map[dtx.Content]dtx.LSN {
+	if s.recovered == nil {
+		return nil
+	}
+	return s.recovered.positions
+}
 
-func (s spool) Usage() status.Spool {
+func (s *spool) Open(p dtx.Part) (target.RowIter, error) { return s.Spool.Open(p) }
+
+func (s *spool) Exempt(cs []dtx.Content) { s.SetExempt(cs) }
+
+func (s *spool) Usage() status.Spool {
 	u := s.Spool.Usage()
 	out := status.Spool{
 		Bytes: u.Bytes, MaxBytes: u.MaxBytes, DiskBytes: u.DiskBytes, Full: !u.FullSince.IsZero(),

@@ -117,6 +117,9 @@ func (c *Config) problems() []string {
 		add("spool.max_bytes: %s is too small, want at least 16MiB", c.Spool.MaxBytes)
 	}
 	oneOf("spool.ack", c.Spool.Ack, Applied, Spooled)
+	if c.Spool.Ack == Spooled && c.Source.TwoPhase {
+		add("spool.ack: spooled does not go with source.two_phase: true; set one of the two back")
+	}
 	out = append(out, c.HTTP.problems()...)
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", c.Log.Format, "text", "json")
