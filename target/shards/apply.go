@@ -160,7 +160,8 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 // next Open tells whether the other daemon is still there.
 func (t *Target) fenced(op string, n *node) error {
 	return retry(op, "Only one daemon may run a subscription",
-		"epoch %d of subscription %s is over: another daemon has raised it on the %s; nothing is written", t.epoch, t.opts.Subscription, n)
+		"epoch %d of subscription %s is over: the %s no longer stands at that epoch and at batch %d, another daemon has taken over; nothing is written",
+		t.epoch, t.opts.Subscription, n, t.batch)
 }
 
 // prepare makes the batch durable on the touched shards without committing it.

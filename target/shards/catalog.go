@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -45,7 +46,11 @@ func nameArrays(names []target.Name) (schemas, tables string) {
 // readTables reads the tables of the given names that a shard has. Nothing is
 // locked beyond the catalogue.
 func readTables(ctx context.Context, n *node, names []target.Name) (*catalogue, error) {
-	schemas, tables := nameArrays(names)
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b target.Name) int {
+		return cmp.Or(strings.Compare(a.Schema, b.Schema), strings.Compare(a.Table, b.Table))
+	})
+	schemas, tables := nameArrays(slices.Compact(names)) // leaves share their root
 	rows, err := n.query(ctx, `
 		SELECT s.nspname, c.relname, c.oid, c.relkind, row_security_active(c.oid),
 		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p

@@ -2,6 +2,7 @@ package shards
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -57,7 +58,7 @@ func TestReadTables(t *testing.T) {
 		CREATE VIEW looking AS SELECT 1 AS one`)
 	tg := connected(t, testOptions(coordinator, dbs))
 	names := []target.Name{{Schema: "Odd.Name", Table: `T"a`}, {Schema: "public", Table: "root"}, {Schema: "public", Table: "leaf"},
-		{Schema: "public", Table: "looking"}, {Schema: "public", Table: "absent"}}
+		{Schema: "public", Table: "looking"}, {Schema: "public", Table: "absent"}, {Schema: "public", Table: "root"}}
 	cat, err := readTables(testCtx(t), tg.shards[0], names)
 	if err != nil {
 		t.Fatal(err)
@@ -313,6 +314,51 @@ func TestPrivileges(t *testing.T) {
 	execSQL(t, dbs[0], "ALTER TABLE app.t DISABLE TRIGGER ALL; ALTER TABLE app.t DISABLE RULE ru")
 	if err := check(); err != nil { // nothing fires: no need for it
 		t.Fatal(err)
+	}
+	tg, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tg.Close()
+	openUntil(t, tg)
+	if err := initHistory(testCtx(t), tg); err != nil {
+		t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= 20; seq++ { // positions and dedup set, without rows
+		b, _ := history{shards: 1}.batch(seq, 0)
+		b.Steps = nil
+		if _, err := tg.Apply(testCtx(t), b, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The documented way to remove a subscription leaves nothing of it, and it can be
+// prepared again.
+func TestRemoveSubscription(t *testing.T) {
+	h := history{seed: 50, shards: 1}
+	coordinator, dbs := sharedDatabases(t, h.shards)
+	o := testOptions(coordinator, dbs)
+	prepareHistory(t, h, o)
+	page, err := os.ReadFile("../../docs/target-shards.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sql, _ := strings.Cut(string(page), "-- on the coordinator database\n")
+	sql, rest, _ := strings.Cut(sql, "-- on every shard\n")
+	onShard, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("docs/target-shards.md does not tell how to remove a subscription")
+	}
+	execSQL(t, coordinator, strings.ReplaceAll(sql, "NAME", "test"))
+	execSQL(t, dbs[0], strings.ReplaceAll(onShard, "NAME", "test"))
+	_, err = historyTarget(t, h, o, 0).Open(testCtx(t))
+	wantError(t, err, dtx.ClassStop, "knows no subscription test")
+	if err := Prepare(testCtx(t), o); err != nil {
+		t.Fatal(err)
+	}
+	if st := openUntil(t, historyTarget(t, h, o, 0)); st.Initialized || st.Batch != 0 || len(st.Positions) > 0 {
+		t.Errorf("state is %+v", st)
 	}
 }
 

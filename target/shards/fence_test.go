@@ -100,13 +100,30 @@ func TestEpochFences(t *testing.T) {
 		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, fmt.Sprintf("epoch %d of subscription test is over", st.Epoch), c.where)
 		checkNonePrepared(t, o) // already before the next open
 		execSQL(t, c.dsn, "UPDATE cbrepl."+c.table+" SET epoch = epoch - 1")
-		if st = openUntil(t, tg); st.Batch != uint64(i) {
+		if st = openUntil(t, tg); st.Batch != uint64(2*i) {
 			t.Fatalf("batch is %d, want %d", st.Batch, i)
 		}
 		checkWorld(t, h, o, st)
-		if err := applyBatch(testCtx(t), tg, h, st.Batch+1, 0); err != nil {
-			t.Fatal(err)
+		for range 2 {
+			st.Batch++
+			if err := applyBatch(testCtx(t), tg, h, st.Batch, 0); err != nil {
+				t.Fatal(err)
+			}
 		}
+	}
+	// Nor is a batch decided twice, or over a gap.
+	for _, set := range []string{"batch = batch + 1", "batch = batch - 1"} {
+		st := openUntil(t, tg)
+		tg.private.onPoint = func(name string) error {
+			if name == "after_prepare" {
+				execSQL(t, coordinator, "UPDATE cbrepl.subscription SET "+set)
+			}
+			return nil
+		}
+		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no longer stands at that epoch and at batch")
+		tg.private.onPoint = nil
+		execSQL(t, coordinator, fmt.Sprintf("UPDATE cbrepl.subscription SET batch = %d", st.Batch))
+		checkWorld(t, h, o, openUntil(t, tg))
 	}
 }
 
