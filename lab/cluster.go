@@ -33,18 +33,19 @@ type nodes struct {
 	rnd    *rand.Rand
 }
 
-// startNodes starts a coordinator and n segments named after the prefix.
-func (l *Lab) startNodes(ctx context.Context, prefix string, n int) (*nodes, error) {
-	c := l.newNodes(n)
+// startNodes starts a coordinator and o.Segments segments named after the prefix.
+func (l *Lab) startNodes(ctx context.Context, prefix string, o Options) (*nodes, error) {
+	n := o.Segments
+	c := l.newNodes(n, o)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
 	g.Go(func() (err error) {
-		c.coordinator, err = l.StartServer(gctx, prefix+"coordinator", nil)
+		c.coordinator, err = l.StartServer(gctx, prefix+"coordinator", o.Settings)
 		return err
 	})
 	for i := range n {
 		g.Go(func() (err error) {
-			c.segments[i], err = l.StartServer(gctx, fmt.Sprintf("%s%d", prefix, i), nil)
+			c.segments[i], err = l.StartServer(gctx, fmt.Sprintf("%s%d", prefix, i), o.Settings)
 			return err
 		})
 	}
@@ -54,12 +55,12 @@ func (l *Lab) startNodes(ctx context.Context, prefix string, n int) (*nodes, err
 	return c, c.coordinator.Exec(ctx, policySchema)
 }
 
-func (l *Lab) newNodes(n int) *nodes {
+func (l *Lab) newNodes(n int, o Options) *nodes {
 	return &nodes{
 		lab: l, segments: make([]*Server, n),
 		pools:  map[dtx.Content]*pool{},
 		tables: map[string]*tableInfo{},
-		rnd:    rand.New(rand.NewPCG(l.opts.Seed, uint64(n))),
+		rnd:    rand.New(rand.NewPCG(o.Seed, uint64(n))),
 	}
 }
 
@@ -150,10 +151,16 @@ func StartTarget(ctx context.Context, o Options) (*TargetCluster, error) {
 
 // StartTarget starts a target cluster of m shards (0: 2) in the lab.
 func (l *Lab) StartTarget(ctx context.Context, m int) (*TargetCluster, error) {
-	if m == 0 {
-		m = 2
+	o := l.opts
+	o.Segments = m
+	return l.startTarget(ctx, "target-", o)
+}
+
+func (l *Lab) startTarget(ctx context.Context, prefix string, o Options) (*TargetCluster, error) {
+	if o.Segments == 0 {
+		o.Segments = 2
 	}
-	c, err := l.startNodes(ctx, "target-", m)
+	c, err := l.startNodes(ctx, prefix, o)
 	if err != nil {
 		return nil, err
 	}

@@ -84,7 +84,7 @@ func balance(t *testing.T, s *Source, id int) int {
 // TestServerCrash crashes a segment between PREPARE and COMMIT PREPARED: the
 // decision stands, and Commit finishes when the segment is back.
 func TestServerCrash(t *testing.T) {
-	s := SourceForTest(t, Options{Segments: 2})
+	s := shared.NewSource(t, Options{Segments: 2})
 	ctx := testCtx(t)
 	bank(t, s, "bankcrash", 10)
 	rows := accountsBySegment(t, s, "bankcrash", 10)
@@ -123,7 +123,7 @@ func TestServerCrash(t *testing.T) {
 // TestCoordinatorCrash crashes the coordinator when all is prepared: without a
 // commit record the transaction is rolled back everywhere once it is back.
 func TestCoordinatorCrash(t *testing.T) {
-	s := SourceForTest(t, Options{Segments: 2})
+	s := shared.NewSource(t, Options{Segments: 2})
 	ctx := testCtx(t)
 	bank(t, s, "bankcrash", 10)
 	rows := accountsBySegment(t, s, "bankcrash", 10)

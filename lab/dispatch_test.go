@@ -232,7 +232,7 @@ func TestStatements(t *testing.T) {
 // TestPartitions checks the policies of partitions and that rows are found
 // under the root.
 func TestPartitions(t *testing.T) {
-	s := SourceForTest(t, Options{Segments: 2, ViaPartitionRoot: true})
+	s := shared.NewSource(t, Options{Segments: 2, ViaPartitionRoot: true})
 	ctx := testCtx(t)
 	makeTables(t, s, Table{
 		Name: "part", Columns: "id int, day date, primary key (id, day)", Suffix: "partition by range (day)", Key: []string{"id"},
@@ -334,7 +334,7 @@ func TestStreams(t *testing.T) {
 		{"gids", Options{Segments: 2, GIDCarrier: true, PlainRecords: true, TimestampGIDs: true}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := SourceForTest(t, tc.opts)
+			s := shared.NewSource(t, tc.opts)
 			ctx := testCtx(t)
 			bank(t, s, "bankcrash", 10)
 			rows := accountsBySegment(t, s, "bankcrash", 10)

@@ -27,8 +27,9 @@
 //		src := shared.Source(t)   // the shared source cluster
 //	}
 //
-// A test that breaks its servers starts its own by ServerForTest,
-// SourceForTest or TargetForTest; they end with the test. A running server has
+// A test that breaks its servers starts its own by shared.NewServer, NewSource
+// or NewTarget, or, in a lab of their own, by ServerForTest, SourceForTest or
+// TargetForTest; they end with the test. A running server has
 // one goroutine that waits for the process, so goleak checks begin with
 // goleak.IgnoreCurrent().
 package lab

@@ -92,7 +92,7 @@ func TestFailedStart(t *testing.T) {
 
 func TestServerLife(t *testing.T) {
 	ctx := testCtx(t)
-	s := ServerForTest(t, Options{})
+	s := shared.NewServer(t, Options{})
 	if err := s.Exec(ctx, "create table t (a int); insert into t values (1)"); err != nil {
 		t.Fatal(err)
 	}

@@ -186,14 +186,14 @@ func OpenPlayground(dir string, o Options) (*Playground, error) {
 	o.FirstGXID = playGXID()
 	o.EnsureDefaults()
 	p.lab = &Lab{opts: o, dir: dir, detach: true, started: p.state.Started}
-	p.Source = p.lab.newSource(p.lab.attach(p.state.Source))
+	p.Source = newSource(p.lab.attach(p.state.Source), o)
 	p.Target = &TargetCluster{nodes: p.lab.attach(p.state.Target)}
 	return p, nil
 }
 
 // attach describes the servers of a state file, which another process started.
 func (l *Lab) attach(list []playNode) *nodes {
-	c := l.newNodes(len(list) - 1)
+	c := l.newNodes(len(list)-1, l.opts)
 	for i, n := range list {
 		s := &Server{lab: l, name: n.Name, dir: filepath.Join(l.dir, filepath.Base(n.Name)), port: n.Port}
 		if pid := readPid(s.dataDir()); pid > 0 && runsIn(pid, s.dataDir()) {

@@ -43,14 +43,20 @@ func StartSource(ctx context.Context, o Options) (*Source, error) {
 
 // StartSource starts a source cluster of n segments (0: 3) in the lab.
 func (l *Lab) StartSource(ctx context.Context, n int) (*Source, error) {
-	if n == 0 {
-		n = 3
+	o := l.opts
+	o.Segments = n
+	return l.startSource(ctx, "source-", o)
+}
+
+func (l *Lab) startSource(ctx context.Context, prefix string, o Options) (*Source, error) {
+	if o.Segments == 0 {
+		o.Segments = 3
 	}
-	c, err := l.startNodes(ctx, "source-", n)
+	c, err := l.startNodes(ctx, prefix, o)
 	if err != nil {
 		return nil, err
 	}
-	s := l.newSource(c)
+	s := newSource(c, o)
 	if err := c.coordinator.Exec(ctx, decisionSchema); err != nil {
 		return nil, err
 	}
@@ -58,13 +64,13 @@ func (l *Lab) StartSource(ctx context.Context, n int) (*Source, error) {
 		pgx.Identifier{c.publication}.Sanitize(), c.viaRoot))
 }
 
-func (l *Lab) newSource(c *nodes) *Source {
-	c.publication, c.viaRoot = l.opts.Publication, l.opts.ViaPartitionRoot
+func newSource(c *nodes, o Options) *Source {
+	c.publication, c.viaRoot = o.Publication, o.ViaPartitionRoot
 	s := &Source{
-		nodes: c, opts: l.opts, slots: semaphore.NewWeighted(sessions),
+		nodes: c, opts: o, slots: semaphore.NewWeighted(sessions),
 		inFlight: map[dtx.GXID]struct{}{}, gates: map[dtx.Content]chan struct{}{},
 	}
-	s.gxids.Store(uint64(l.opts.FirstGXID) - 1)
+	s.gxids.Store(uint64(o.FirstGXID) - 1)
 	return s
 }
 
