@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/dtx"
@@ -146,7 +147,8 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 	}
 	slot, err := c.CreateSlot(ctx, cfg.twoPhase(n), false)
 	if err != nil {
-		return r, false, err
+		var pe *pgconn.PgError
+		return r, errors.As(err, &pe) && pe.Code == "42710", err // duplicate: made meanwhile by somebody else
 	}
 	return Recorded{n.Content, s.SystemID, s.Timeline, cfg.Slot, slot.ConsistentPoint}, false, nil
 }
