@@ -93,6 +93,10 @@ func newTable(t *Table, segments []dtx.Content) (*table, error) {
 		guard[c] = true
 	}
 	for _, u := range t.Uniques {
+		if u.Exclusion && u.Deferrable {
+			// As a replica the server does not check it.
+			return nil, fmt.Errorf("exclusion constraint %s of table %s on the target is deferrable, and would not be checked while rows are applied; make it NOT DEFERRABLE there", u.Name, t)
+		}
 		for _, c := range u.Reads {
 			guard[c] = true
 		}

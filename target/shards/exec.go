@@ -101,7 +101,11 @@ func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp)
 		if err := conn.Exec(ctx, "ROLLBACK TO SAVEPOINT cbrepl_copy").Close(); err != nil {
 			return 0, dataFault(err)
 		}
-		n, err = insertNew(ctx, conn, op)
+		if keys := deferrableKeys(op); len(keys) > 0 {
+			n, err = insertOneByOne(ctx, conn, op, keys)
+		} else {
+			n, err = insertNew(ctx, conn, op)
+		}
 	}
 	if err != nil {
 		return 0, err
@@ -112,7 +116,19 @@ func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp)
 	return n, nil
 }
 
+// copyIn inserts all rows, or fails.
 func copyIn(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64, error) {
+	n, err := copyRows(ctx, conn, op)
+	if err != nil {
+		return n, err
+	}
+	if keys := deferrableKeys(op); len(keys) > 0 {
+		err = checkDeferred(ctx, conn, op, keys)
+	}
+	return n, err
+}
+
+func copyRows(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64, error) {
 	if len(op.Cols) == 0 { // rows of defaults only; COPY cannot say that
 		tag, err := conn.Exec(ctx, "INSERT INTO "+tableName(op.Table)+" SELECT FROM generate_series(1, "+
 			strconv.FormatInt(op.Rows, 10)+")").ReadAll()

@@ -13,9 +13,10 @@ const conflictDDL = `CREATE SCHEMA app;
 	CREATE TABLE app.t (id int PRIMARY KEY, u int UNIQUE, v text);
 	CREATE TABLE app.d (id int PRIMARY KEY, d int, v text);
 	CREATE TABLE app.x (id int, v text); ALTER TABLE app.x REPLICA IDENTITY FULL;
-	CREATE TABLE app.r (id int PRIMARY KEY, v text);`
+	CREATE TABLE app.r (id int PRIMARY KEY, v text);
+	CREATE TABLE app.def (id int PRIMARY KEY, u int UNIQUE DEFERRABLE INITIALLY DEFERRED);`
 
-var conflictPolicies = map[string]string{"app.t": "hash id", "app.d": "hash d", "app.x": "hash id", "app.r": "replicated"}
+var conflictPolicies = map[string]string{"app.def": "hash id", "app.t": "hash id", "app.d": "hash d", "app.x": "hash id", "app.r": "replicated"}
 
 // Source and target differ: the subscription stops, says where, and applies
 // nothing of the batch.
@@ -33,6 +34,7 @@ func TestMirrorDiverged(t *testing.T) {
 		{"an unlocated row is missing", "DELETE FROM app.d WHERE id = 5", "DELETE FROM app.d WHERE id = 5", []string{"app.d", "to delete is not there"}},
 		{"an image is missing", "DELETE FROM app.x WHERE ctid = (SELECT min(ctid) FROM app.x WHERE id = 5)", "DELETE FROM app.x WHERE id = 5", []string{"app.x", "to delete is not there", "whole row"}},
 		{"one copy lacks a row", "DELETE FROM app.r WHERE id = 5 AND current_database() LIKE '%1'", "UPDATE app.r SET v = 'canary'", []string{"app.r", "is not there"}},
+		{"a duplicate under a deferrable constraint", "INSERT INTO app.def VALUES (100, 7)", "INSERT INTO app.def VALUES (99, 8), (101, 7)", []string{"app.def", "there already", "38b3eff8baf56627478ec76a704e9b52"}},
 		{"nothing to set", "DELETE FROM app.t WHERE id = 5", "UPDATE app.t SET id = id WHERE id = 5", []string{"app.t", "is not there"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -77,7 +79,6 @@ func (m *mirror) targetText() string {
 // on_conflict: log counts and goes on, with everything else applied.
 func TestMirrorConflictLog(t *testing.T) {
 	m := mustMirror(t, mirrorConfig{shards: 2, ddl: conflictDDL + `
-		CREATE TABLE app.def (id int PRIMARY KEY, u int UNIQUE DEFERRABLE INITIALLY DEFERRED);
 		CREATE TABLE app.defpk (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v text); ALTER TABLE app.defpk REPLICA IDENTITY FULL;`,
 		policies: map[string]string{"app.t": "hash id", "app.d": "hash d", "app.x": "hash id", "app.r": "replicated", "app.def": "hash id", "app.defpk": "hash id"},
 		engine:   target.Options{OnConflict: target.ConflictLog}})
@@ -87,7 +88,8 @@ func TestMirrorConflictLog(t *testing.T) {
 	for _, dsn := range m.o.Shards {
 		m.exec(dsn, `DELETE FROM app.t WHERE id IN (5, 6, 7); INSERT INTO app.t SELECT id, id, 'theirs' FROM generate_series(101, 104) id;
 			DELETE FROM app.d WHERE id IN (5, 6, 7); DELETE FROM app.r WHERE id = 5; INSERT INTO app.r VALUES (100, 'theirs');
-			DELETE FROM app.x WHERE ctid IN (SELECT ctid FROM app.x WHERE id = 5 LIMIT 2)`)
+			DELETE FROM app.x WHERE ctid IN (SELECT ctid FROM app.x WHERE id = 5 LIMIT 2);
+			INSERT INTO app.def VALUES (30, 300), (310, 31), (3333, 1000); INSERT INTO app.defpk VALUES (30, 'theirs')`)
 	}
 	m.exec(m.src[0], `
 		UPDATE app.t SET v = 'w' WHERE id IN (4, 5);   -- one missing
@@ -96,14 +98,16 @@ func TestMirrorConflictLog(t *testing.T) {
 		INSERT INTO app.t SELECT i, i, 'v' FROM generate_series(100, 106) i; -- four are there
 		UPDATE app.d SET v = 'w' WHERE id IN (4, 5); UPDATE app.d SET d = d + 1 WHERE id IN (6, 9); DELETE FROM app.d WHERE id IN (7, 8);
 		UPDATE app.r SET v = 'w' WHERE id IN (4, 5); INSERT INTO app.r VALUES (100, 'v'), (101, 'v');
-		DELETE FROM app.x WHERE id = 5`)
+		DELETE FROM app.x WHERE id = 5;
+		INSERT INTO app.def SELECT i, i FROM generate_series(30, 34) i; INSERT INTO app.defpk VALUES (30, 'v'), (31, 'v');
+		UPDATE app.def SET u = 1000 WHERE id = 3`)
 	res, err := m.apply()
 	if err != nil {
 		t.Fatal(err)
 	}
 	// t: 5, 6, 7 and, per shard that has them, the four duplicates: each of the
 	// two shards was given all four, and each insert goes to one.
-	want := map[string]int64{"app.t": 3 + 4, "app.d": 3, "app.r": 2, "app.x": 2}
+	want := map[string]int64{"app.t": 3 + 4, "app.d": 3, "app.r": 2, "app.x": 2, "app.def": 3, "app.defpk": 1}
 	for tab, n := range want {
 		if res.Conflicts[tab] != n {
 			t.Errorf("%s: %d conflicts, want %d", tab, res.Conflicts[tab], n)
