@@ -16,6 +16,7 @@ import (
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
 	"cbrepl/target"
+	"cbrepl/target/cloudberry"
 	"cbrepl/target/shards"
 )
 
@@ -72,18 +73,8 @@ func newEnv(c *config.Config, log *slog.Logger) *env {
 			return out, nil
 		},
 		checkResume: checkResume,
-		target: func(f *sourceFacts) (target.Target, error) {
-			if c.Target.Kind != config.Shards {
-				return nil, unsupportedKind(c.Target.Kind)
-			}
-			o, err := shardsOptions(c, log)
-			if err != nil {
-				return nil, err
-			}
-			o.Tables = f.tables
-			return shards.New(o)
-		},
-		spool: func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
+		target:      func(f *sourceFacts) (target.Target, error) { return newTarget(c, f.tables, log) },
+		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
 		streams: func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error) {
 			return newStreams(c, st, sp.(*spool), log)
 		},
@@ -163,49 +154,66 @@ func facts(c dtx.Content, s feed.Stats) status.Stream {
 	}
 }
 
-// shardsOptions translates the configuration for target/shards.
-func shardsOptions(c *config.Config, log *slog.Logger) (shards.Options, error) {
-	o := shards.Options{
-		Subscription: c.Subscription, Coordinator: c.Target.Coordinator.DSN.Reveal(), Logger: log,
-		Names: target.NameMap{Schemas: map[string]string{}, Tables: map[target.Name]target.Name{}},
-	}
-	for _, s := range c.Target.Shards {
-		o.Shards = append(o.Shards, s.DSN.Reveal())
-	}
+// names translates the rename rules.
+func names(c *config.Config) (target.NameMap, error) {
+	m := target.NameMap{Schemas: map[string]string{}, Tables: map[target.Name]target.Name{}}
 	for _, r := range c.Tables.Rename {
 		n, err := r.Parse()
 		if err != nil {
-			return o, err
+			return m, err
 		}
 		if n.FromTable == "" {
-			o.Names.Schemas[n.FromSchema] = n.ToSchema
+			m.Schemas[n.FromSchema] = n.ToSchema
 		} else {
-			o.Names.Tables[target.Name{Schema: n.FromSchema, Table: n.FromTable}] = target.Name{Schema: n.ToSchema, Table: n.ToTable}
+			m.Tables[target.Name{Schema: n.FromSchema, Table: n.FromTable}] = target.Name{Schema: n.ToSchema, Table: n.ToTable}
 		}
 	}
-	if c.Apply.OnConflict == config.LogAndGo {
-		o.Engine.OnConflict = target.ConflictLog
+	return m, nil
+}
+
+// targetOptions translates the configuration for both kinds of target.
+func targetOptions(c *config.Config, tables []source.Table, log *slog.Logger) (shards.Options, cloudberry.Options, error) {
+	m, err := names(c)
+	if err != nil {
+		return shards.Options{}, cloudberry.Options{}, err
 	}
-	return o, nil
+	var engine target.Options
+	if c.Apply.OnConflict == config.LogAndGo {
+		engine.OnConflict = target.ConflictLog
+	}
+	dsn := c.Target.Coordinator.DSN.Reveal()
+	s := shards.Options{Subscription: c.Subscription, Coordinator: dsn, Tables: tables, Names: m, Engine: engine, Logger: log}
+	for _, n := range c.Target.Shards {
+		s.Shards = append(s.Shards, n.DSN.Reveal())
+	}
+	return s, cloudberry.Options{
+		Subscription: c.Subscription, Coordinator: dsn, Tables: tables, Names: m, Engine: engine, Logger: log,
+		FireTriggers: c.Apply.FireTriggers,
+	}, nil
+}
+
+// newTarget makes the target of the configured kind. It connects to nothing.
+func newTarget(c *config.Config, tables []source.Table, log *slog.Logger) (target.Target, error) {
+	s, b, err := targetOptions(c, tables, log)
+	if err != nil {
+		return nil, err
+	}
+	if c.Target.Kind == config.Cloudberry {
+		return cloudberry.New(b)
+	}
+	return shards.New(s)
 }
 
 // PrepareTarget creates what the subscription needs on its target.
 func PrepareTarget(ctx context.Context, c *config.Config) error {
-	if c.Target.Kind != config.Shards {
-		return unsupportedKind(c.Target.Kind)
-	}
-	o, err := shardsOptions(c, nil)
+	s, b, err := targetOptions(c, nil, nil)
 	if err != nil {
 		return err
 	}
-	return shards.Prepare(ctx, o)
-}
-
-func unsupportedKind(kind string) error {
-	return &dtx.Error{
-		Op: "open target", Class: dtx.ClassStop, Msg: "target.kind " + kind + " is not supported by this build",
-		Hint: "Use kind shards",
+	if c.Target.Kind == config.Cloudberry {
+		return cloudberry.Prepare(ctx, b)
 	}
+	return shards.Prepare(ctx, s)
 }
 
 // spool adapts the store to the loop and its status.

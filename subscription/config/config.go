@@ -97,6 +97,9 @@ type Apply struct {
 	// OnConflict says what to do when the copies have diverged: stop (default) or
 	// log, which counts the row and goes on.
 	OnConflict string `mapstructure:"on_conflict"`
+	// FireTriggers lets triggers and rules of a cloudberry target fire for
+	// replicated rows where its role may not keep them from it. Default false.
+	FireTriggers bool `mapstructure:"fire_triggers"`
 }
 
 // Batch limits one target transaction. A transaction larger than a limit is a
@@ -171,6 +174,7 @@ func defaults() map[string]any {
 		"source.status_interval": "2s",
 		"target.kind":            Shards,
 		"apply.on_conflict":      Stop,
+		"apply.fire_triggers":    false,
 		"batch.max_rows":         100000,
 		"batch.max_bytes":        "64MiB",
 		"batch.max_dtxs":         5000,

@@ -82,6 +82,9 @@ func (c *Config) problems() []string {
 		if len(c.Target.Shards) == 0 {
 			add("target.shards: missing; list every shard with its content id and dsn")
 		}
+		if c.Apply.FireTriggers {
+			add("apply.fire_triggers: only for target.kind cloudberry")
+		}
 		out = append(out, contentProblems("target.shards", c.Target.Shards)...)
 		out = append(out, sameServer("target", c.Target.Coordinator, c.Target.Shards)...)
 	case Cloudberry:
