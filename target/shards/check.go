@@ -296,7 +296,8 @@ func checkTypes(src *source.Table, name target.Name, f *foundTable) []error {
 		if c < 0 || col.Generated || f.Columns[c].Generated {
 			continue
 		}
-		if ok, why := roundTrips(col.TypeName, f.baseNames[c]); !ok {
+		ok, why := roundTrips(col.TypeName, f.baseNames[c])
+		if same, _ := roundTrips(col.TypeName, f.typeNames[c]); !ok && !same { // same: one domain on both sides
 			errs = append(errs, tableProblem(name, "Change the column's type on every shard to the source's",
 				"column %s is %s on the source table %s and %s on the target: %s", strconv.Quote(col.Name), col.TypeName, src, f.typeNames[c], why))
 		}
