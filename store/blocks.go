@@ -44,10 +44,7 @@ func (s *Spool) reap(l *lane, c *chain) int64 {
 	}
 	l.bytes -= c.bytes
 	l.order[c.num.class()].died(c)
-	if c.disk > 0 {
-		s.deadDisk.Add(c.disk)
-		s.deadChains.Add(1)
-	}
+	s.deadDisk.Add(c.disk)
 	return c.bytes
 }
 

@@ -19,9 +19,11 @@ import (
 // exits or panics; a writer that must wait for the disk waits under its context.
 type database struct {
 	*pebble.DB
-	fs      *failFS
-	log     *slog.Logger
-	failedC chan struct{} // closed at the first failure
+	fs  *failFS
+	log *slog.Logger
+	// stop is closed at the first failure and at the end: whoever waits gives up.
+	stop     chan struct{}
+	stopOnce sync.Once
 
 	// written counts bytes since the memtables were last looked at.
 	written  atomic.Int64
@@ -38,12 +40,12 @@ const maxMemtables = 4
 // memtableBytes is the size of a memtable when size is configured: what fits
 // between Pebble's own overhead and a single block.
 func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
-	d := &database{log: log, failedC: make(chan struct{}), memtable: o.memtableBytes}
+	d := &database{log: log, stop: make(chan struct{}), memtable: o.memtableBytes}
 	d.flushed.c = make(chan struct{})
 	d.fs = &failFS{FS: o.fs, noSync: o.Mode == Applied}
 	d.fs.report = func(err error) {
 		log.Error("spool has failed", "err", err)
-		close(d.failedC)
+		d.halt()
 	}
 	po := &pebble.Options{
 		FS:                 d.fs,
@@ -59,9 +61,8 @@ func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 		// Blocks live briefly and freed ranges cover whole tables: rewriting
 		// them early is wasted work.
 		L0CompactionThreshold:     16,
-		L0CompactionFileThreshold: 1 << 20,
+		L0CompactionFileThreshold: 2000,
 		LBaseMaxBytes:             1 << 50,
-		FlushDelayDeleteRange:     5 * time.Second,
 		MaxOpenFiles:              512,
 		CompactionConcurrencyRange: func() (int, int) {
 			return 1, 1
@@ -75,6 +76,7 @@ func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 	// and it would outlive an Open that fails.
 	po.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	po.TargetFileSizes[0] = 16 << 20
+	po.TargetFileSizes[1] = 32 << 20
 	for i := range po.Levels {
 		po.Levels[i].BlockSize = 32 << 10
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -106,6 +108,16 @@ func protect[T any](f func() (T, error)) (v T, err error) {
 }
 
 func (d *database) failed() error { return d.fs.failed() }
+
+func (d *database) halt() { d.stopOnce.Do(func() { close(d.stop) }) }
+
+// stopped says why stop is closed.
+func (d *database) stopped() error {
+	if err := d.failed(); err != nil {
+		return err
+	}
+	return errClosed
+}
 
 // apply writes b; sync waits until it is on disk. It blocks while memtables wait
 // for the disk.
@@ -140,6 +152,40 @@ func (d *database) sync(ctx context.Context) error {
 	return d.apply(ctx, b, true)
 }
 
+// flush writes the memtables to tables and waits for it.
+func (d *database) flush(ctx context.Context) error {
+	if err := d.failed(); err != nil {
+		return err
+	}
+	c, err := protect(d.AsyncFlush)
+	if err != nil {
+		d.fs.fail(err)
+		return err
+	}
+	select {
+	case <-c:
+		return d.failed()
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.stop:
+		return d.stopped()
+	}
+}
+
+// excise removes everything in [start, end) from the tables.
+func (d *database) excise(ctx context.Context, start, end []byte) error {
+	if err := d.failed(); err != nil {
+		return err
+	}
+	_, err := protect(func() (struct{}, error) {
+		return struct{}{}, d.Excise(ctx, pebble.KeyRange{Start: start, End: end})
+	})
+	if err != nil {
+		d.fs.fail(err)
+	}
+	return d.failed()
+}
+
 // throttle waits until the memtables are below their bound.
 func (d *database) throttle(ctx context.Context) error {
 	for {
@@ -153,8 +199,8 @@ func (d *database) throttle(ctx context.Context) error {
 		case <-c:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.failedC:
-			return d.failed()
+		case <-d.stop:
+			return d.stopped()
 		}
 	}
 }
@@ -182,7 +228,8 @@ func (d *database) close() error {
 func (d *database) listener() pebble.EventListener {
 	l := pebble.MakeLoggingEventListener(pebbleLogger{d})
 	l.BackgroundError = func(err error) {
-		if errors.Is(err, pebble.ErrClosed) {
+		// An excise cancels a flush that overlaps it; it is done again.
+		if errors.Is(err, pebble.ErrClosed) || errors.Is(err, pebble.ErrCancelledCompaction) {
 			return
 		}
 		d.fs.fail(fmt.Errorf("background work: %w", err))

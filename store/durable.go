@@ -125,21 +125,6 @@ func (w *Writer) Resume(p Prepared) (*Txn, error) {
 		rows: p.Rows, bytes: p.Bytes, barrier: p.Barrier, aborted: p.st.aborted}, nil
 }
 
-// deleteChains deletes everything of a range of chains.
-func (s *Spool) deleteChains(b *pebble.Batch, c dtx.Content, r chainRange) error {
-	spaces := []byte{prefixData}
-	if s.opts.Mode == Spooled {
-		spaces = append(spaces, prefixPart)
-	}
-	for _, p := range spaces {
-		start, end := rangeBound(p, c, r.class, r.start), rangeBound(p, c, r.class, r.end)
-		if err := b.DeleteRange(start, end, nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // rangeBound is appendChainKey for a number that only bounds a range of class k.
 func rangeBound(prefix byte, c dtx.Content, k class, n chainNum) []byte {
 	b := append(appendContent([]byte{prefix}, c), byte(k))

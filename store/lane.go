@@ -88,16 +88,16 @@ func (c *chain) block(off uint64) ([]byte, bool) {
 // they are deleted on disk.
 type chainOrder struct {
 	list []*chain
-	// low is the chain below which nothing is left on disk.
+	// low is the number below which nothing is left on disk.
 	low chainNum
 	// dead counts the dead chains in list.
 	dead int
 }
 
-// died notes that c, a chain of the list, is dead. Dead chains that were never
-// on disk leave the list at once when they are at its front, which is where
-// chains mostly die, and otherwise when they are half of it.
-func (o *chainOrder) died(c *chain) {
+// died notes that c, a chain of the list, is dead. Dead chains in front that
+// were never on disk leave the list at once; when most of the list is dead,
+// runs are drawn together, so that it stays in proportion to the live ones.
+func (o *chainOrder) died(*chain) {
 	o.dead++
 	i := 0
 	for i < len(o.list) && o.list[i].dead && o.list[i].disk == 0 {
@@ -105,31 +105,41 @@ func (o *chainOrder) died(c *chain) {
 		i++
 	}
 	o.list, o.dead = o.list[i:], o.dead-i
-	if c.disk == 0 && o.dead > 32 && o.dead > len(o.list)/2 {
-		o.list = slices.DeleteFunc(o.list, func(c *chain) bool {
-			gone := c.dead && c.disk == 0
-			if gone {
-				o.dead--
-			}
-			return gone
-		})
+	if o.dead <= 128+len(o.list)*3/4 {
+		return
 	}
+	keep := o.list[:0]
+	o.dead = 0
+	for i, c := range o.list {
+		switch n := len(keep); {
+		case !c.dead:
+		case i > 0 && n > 0 && keep[n-1].dead:
+			keep[n-1].num = c.num // a run is known by its last number
+			keep[n-1].disk += c.disk
+			continue
+		default:
+			o.dead++
+		}
+		keep = append(keep, c)
+	}
+	clear(o.list[len(keep):])
+	o.list = keep
 }
 
-// chainRange is a range of dead chains of one class, end exclusive. The bounds
-// need not be numbers of chains of that class.
-type chainRange struct {
+// deadRun is a range of dead chains of one class, end exclusive. The bounds need
+// not be numbers of chains of that class.
+type deadRun struct {
 	class      class
 	start, end chainNum
+	bytes      int64
 }
 
-// takeDead removes dead chains and returns the ranges to delete on disk: the
-// front, and runs in the middle of at least min bytes. Ranges reach from
-// neighbour to neighbour, over numbers never used in this lane, so that
-// tombstones join and cover whole tables.
-func (o *chainOrder) takeDead(min int64) (out []chainRange, chains int, bytes int64) {
+// takeDead removes runs of dead chains with at least min bytes on disk and
+// returns them. They reach from neighbour to neighbour, over numbers that are
+// not used in this lane, so that freed ranges join and cover whole tables.
+func (o *chainOrder) takeDead(min int64) (out []deadRun) {
 	if o.dead == 0 {
-		return nil, 0, 0
+		return nil
 	}
 	keep := o.list[:0]
 	for i := 0; i < len(o.list); {
@@ -138,11 +148,12 @@ func (o *chainOrder) takeDead(min int64) (out []chainRange, chains int, bytes in
 			i++
 			continue
 		}
-		j, disk := i, int64(0)
+		j := i
+		r := deadRun{class: o.list[i].num.class(), start: o.low}
 		for ; j < len(o.list) && o.list[j].dead; j++ {
-			disk += o.list[j].disk
+			r.bytes += o.list[j].disk
+			r.end = o.list[j].num + 1
 		}
-		r := chainRange{o.list[i].num.class(), o.low, o.list[j-1].num + 1}
 		front := len(keep) == 0
 		if !front {
 			r.start = keep[len(keep)-1].num + 1
@@ -150,29 +161,24 @@ func (o *chainOrder) takeDead(min int64) (out []chainRange, chains int, bytes in
 		if j < len(o.list) {
 			r.end = o.list[j].num
 		}
-		switch {
-		case disk == 0: // was in memory only
-			o.dead -= j - i
-		case front || disk >= min:
-			out = append(out, r)
-			o.dead -= j - i
-			bytes += disk
-			for _, c := range o.list[i:j] {
-				if c.disk > 0 {
-					chains++
-				}
-			}
-			if front {
-				o.low = r.end
-			}
-		default:
+		if r.bytes > 0 && r.bytes < min {
 			keep = append(keep, o.list[i:j]...)
+			i = j
+			continue
 		}
+		o.dead -= j - i
 		i = j
+		if r.bytes == 0 { // was in memory only
+			continue
+		}
+		out = append(out, r)
+		if front {
+			o.low = r.end
+		}
 	}
 	clear(o.list[len(keep):])
 	o.list = keep
-	return out, chains, bytes
+	return out
 }
 
 // lsnOrder lists the LSNs of parts without rows, ascending, released ones

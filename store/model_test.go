@@ -453,7 +453,7 @@ func (m *model) end() {
 	if u.Bytes != 0 || u.MemBytes != 0 || u.Parts != 0 || u.OpenTxns != 0 {
 		m.t.Fatalf("usage of nothing: %+v", u)
 	}
-	m.check(m.s.deleteDead(m.ctx, 0))
+	m.check(m.s.reclaim(m.ctx, 0))
 	for _, l := range m.s.allLanes() {
 		for k := range l.order {
 			if n := len(l.order[k].list); n != 0 {
@@ -461,8 +461,8 @@ func (m *model) end() {
 			}
 		}
 	}
-	if d, n := m.s.deadDisk.Load(), m.s.deadChains.Load(); d != 0 || n != 0 {
-		m.t.Fatalf("%d bytes in %d dead chains are left", d, n)
+	if d, n := m.s.deadDisk.Load(), m.s.deadEmpties.Load(); d != 0 || n != 0 {
+		m.t.Fatalf("%d dead bytes and %d dead records are left", d, n)
 	}
 	for _, p := range []byte{prefixData, prefixPart, prefixPrepared, prefixEmpty} {
 		m.check(m.s.scan(m.ctx, p, func(k, _ []byte) error { return fmt.Errorf("key %q is left", k) }))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strconv"
 	"strings"
 
@@ -47,6 +48,9 @@ func Open(ctx context.Context, o Options) (*Spool, error) {
 		return nil, fault(err, "")
 	}
 	lock, err := o.fs.Lock(o.fs.PathJoin(o.Dir, lockName))
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+		return nil, fault(err, "")
+	}
 	if err != nil {
 		return nil, fault(fmt.Errorf("the directory is in use: %w", err),
 			"Another daemon uses this spool; stop it, or give this one a directory of its own")
@@ -84,8 +88,7 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 		opts: o, lock: lock, db: db, rels: newRelations(),
 		tier:  &tier{max: o.tierBytes},
 		space: newSpace(o.MaxBytes, o.Now),
-		stop:  make(chan struct{}),
-		lanes: map[dtx.Content]*lane{},
+		lanes: map[dtx.Content]*lane{}, reclaimC: make(chan struct{}, 1),
 	}
 	if o.Mode == Spooled {
 		s.tier.max = 0
@@ -94,15 +97,7 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 			return nil, err
 		}
 	}
-	s.watcher.Add(1)
-	go func() { // wakes whoever waits when the database fails
-		defer s.watcher.Done()
-		select {
-		case <-db.failedC:
-			s.halt()
-		case <-s.stop:
-		}
-	}()
+	s.reclaimer.Go(s.runReclaim)
 	return s, nil
 }
 
@@ -181,44 +176,44 @@ func writeMarker(o *Options) error {
 
 // makeDir makes a directory and its parents; those that are new survive a power
 // cut.
-func makeDir(fs vfs.FS, dir string) error {
+func makeDir(v vfs.FS, dir string) error {
 	var changed []string
 	for d := dir; ; {
-		_, err := fs.Stat(d)
+		_, err := v.Stat(d)
 		if err == nil {
 			break
 		}
 		if !oserror.IsNotExist(err) {
 			return err
 		}
-		parent := fs.PathDir(d)
+		parent := v.PathDir(d)
 		changed = append(changed, parent)
 		if parent == d {
 			break
 		}
 		d = parent
 	}
-	if err := fs.MkdirAll(dir, 0o700); err != nil {
+	if err := v.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	for _, d := range changed {
-		if err := syncDir(fs, d); err != nil {
+		if err := syncDir(v, d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func syncDir(fs vfs.FS, dir string) error {
-	d, err := fs.OpenDir(dir)
+func syncDir(v vfs.FS, dir string) error {
+	d, err := v.OpenDir(dir)
 	if err != nil {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func readFile(fs vfs.FS, path string) ([]byte, error) {
-	f, err := fs.Open(path)
+func readFile(v vfs.FS, path string) ([]byte, error) {
+	f, err := v.Open(path)
 	if err != nil {
 		return nil, err
 	}

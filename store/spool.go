@@ -24,11 +24,10 @@ type Spool struct {
 	tier  *tier
 	space *space
 
-	// stop is closed when the spool fails or is closed: whoever waits gives up.
-	stop     chan struct{}
-	stopOnce sync.Once
-	closed   atomic.Bool
-	watcher  sync.WaitGroup
+	closed    atomic.Bool
+	reclaimC  chan struct{} // asks the reclaimer to run
+	reclaimer sync.WaitGroup
+	reclaimMu sync.Mutex
 
 	mu    sync.RWMutex
 	lanes map[dtx.Content]*lane
@@ -39,16 +38,13 @@ type Spool struct {
 	chains     uint64
 	chainLimit uint64
 
-	// deadDisk and deadChains sum what is dead and not yet deleted on disk.
-	deadDisk   atomic.Int64
-	deadChains atomic.Int64
-	deleteMu   sync.Mutex
+	// deadDisk and deadEmpties count bytes of dead chains and records of released
+	// parts without rows that are not yet deleted on disk.
+	deadDisk    atomic.Int64
+	deadEmpties atomic.Int64
 
 	recovered *Recovered
 }
-
-// maxDeadChains bounds the dead chains remembered before a bulk delete.
-const maxDeadChains = 1 << 14
 
 var errClosed = errors.New("spool is closed")
 
@@ -176,7 +172,7 @@ func (s *Spool) Release(parts []dtx.Part) error {
 		}
 		if p.Spool == 0 {
 			if s.opts.Mode == Spooled && l.empties.release(p.EndLSN) {
-				s.deadChains.Add(1)
+				s.deadEmpties.Add(1)
 			}
 			continue
 		}
@@ -199,61 +195,13 @@ func (s *Spool) Release(parts []dtx.Part) error {
 		l.mu.Unlock()
 	}
 	s.space.add(-freed, -released)
-	if s.deadDisk.Load() < s.opts.deleteBytes && s.deadChains.Load() < maxDeadChains {
-		return nil
-	}
-	if err := s.deleteDead(context.Background(), s.opts.deleteBytes/16); err != nil {
-		return &dtx.Error{Op: "release spooled parts", Class: classOf(err), Err: err}
+	if s.deadDisk.Load() >= s.opts.deleteBytes || s.deadEmpties.Load() >= maxDeadEmpties {
+		select {
+		case s.reclaimC <- struct{}{}:
+		default: // it is asked for already
+		}
 	}
 	return nil
-}
-
-// deleteDead deletes dead chains on disk: everything in front of the first live
-// chain, and longer runs behind it. Short runs between live chains wait for
-// their neighbours, unless too much of the disk is held by them.
-func (s *Spool) deleteDead(ctx context.Context, min int64) error {
-	s.deleteMu.Lock()
-	defer s.deleteMu.Unlock()
-	if err := s.deleteRuns(ctx, min); err != nil {
-		return err
-	}
-	if s.deadDisk.Load() >= 4*s.opts.deleteBytes || s.deadChains.Load() >= maxDeadChains {
-		return s.deleteRuns(ctx, 0)
-	}
-	return nil
-}
-
-// deleteRuns requires deleteMu.
-func (s *Spool) deleteRuns(ctx context.Context, min int64) error {
-	b := s.db.NewBatch()
-	defer b.Close()
-	for _, l := range s.allLanes() {
-		l.mu.Lock()
-		var runs []chainRange
-		for k := range l.order {
-			r, chains, bytes := l.order[k].takeDead(min)
-			runs = append(runs, r...)
-			s.deadDisk.Add(-bytes)
-			s.deadChains.Add(int64(-chains))
-		}
-		s.deadChains.Add(int64(-l.empties.dead))
-		empties := l.empties.takeDead()
-		l.mu.Unlock()
-		for _, r := range runs {
-			if err := s.deleteChains(b, l.content, r); err != nil {
-				return err
-			}
-		}
-		for _, e := range empties {
-			if err := b.DeleteRange(appendEmptyKey(nil, l.content, e[0]), appendEmptyKey(nil, l.content, e[1]+1), nil); err != nil {
-				return err
-			}
-		}
-	}
-	if b.Empty() {
-		return nil
-	}
-	return s.db.apply(ctx, b, false)
 }
 
 // Usage is a snapshot of what the spool holds.
@@ -312,13 +260,11 @@ func (s *Spool) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.halt()
-	s.watcher.Wait()
+	s.db.halt()
+	s.reclaimer.Wait()
 	var errs []error
-	if s.db.failed() == nil {
-		if s.opts.Mode == Spooled {
-			errs = append(errs, s.deleteDead(context.Background(), 0), s.db.sync(context.Background()))
-		}
+	if s.opts.Mode == Spooled && s.db.failed() == nil {
+		errs = append(errs, s.forget(context.Background()), s.db.sync(context.Background()))
 	}
 	for _, l := range s.allLanes() {
 		l.held.unref()
@@ -335,5 +281,3 @@ func (s *Spool) Close() error {
 	}
 	return nil
 }
-
-func (s *Spool) halt() { s.stopOnce.Do(func() { close(s.stop) }) }

@@ -35,3 +35,29 @@ func openTest(t testing.TB, o Options) *Spool {
 	})
 	return s
 }
+
+// writeRows commits n inserts of the given size as x.
+func writeRows(t testing.TB, w *Writer, x *modelTxn, n, size int) {
+	t.Helper()
+	ctx := context.Background()
+	rel, err := w.PutRelation(testRelation(7, "t", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.content = w.lane.content
+	x.tx = w.Begin(x.streamed)
+	if x.streamed {
+		x.top = 77
+	}
+	for i := range n {
+		r := wantRow{typ: pgoutput.TypeInsert, xid: x.top, id: i, size: size, names: []string{"t"}, width: []int{1}}
+		if err := x.tx.Append(ctx, rel, pgotest.Insert(x.top, 7, pgotest.Text(value(r.id, r.size)))); err != nil {
+			t.Fatal(err)
+		}
+		x.rows = append(x.rows, r)
+	}
+	x.part.EndLSN++
+	if x.part, err = x.tx.Commit(ctx, x.part); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -100,7 +100,7 @@ func (w *Writer) waitFull(ctx context.Context) error {
 	l.mu.Lock()
 	l.blocked++
 	l.mu.Unlock()
-	err := w.s.space.wait(ctx, l.content, w.s.stop, w.s.err)
+	err := w.s.space.wait(ctx, l.content, w.s.db.stop, w.s.err)
 	l.mu.Lock()
 	l.blocked--
 	l.mu.Unlock()

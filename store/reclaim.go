@@ -1,0 +1,164 @@
+package store
+
+import (
+	"context"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"cbrepl/dtx"
+)
+
+// maxDeadEmpties bounds the released parts without rows that are remembered
+// before their records are deleted.
+const maxDeadEmpties = 1 << 14
+
+// runReclaim gives the disk space of dead chains back when enough has gathered.
+// It runs beside the readers and the apply loop, which must not wait for a
+// flush.
+func (s *Spool) runReclaim() {
+	for {
+		select {
+		case <-s.reclaimC:
+			// A failure has stopped the spool and is reported by whatever comes next.
+			_ = s.reclaim(context.Background(), s.exciseMin())
+		case <-s.db.stop:
+			return
+		}
+	}
+}
+
+// exciseMin is the least run that is worth an excise now: small against what is
+// dead, whatever number of lanes shares it.
+func (s *Spool) exciseMin() int64 {
+	lists := max(1, len(s.allLanes())*classes)
+	return min(s.opts.deleteBytes/16, s.deadDisk.Load()/int64(4*lists))
+}
+
+// laneRun is a run of one content.
+type laneRun struct {
+	content dtx.Content
+	deadRun
+}
+
+// takeDead takes the dead runs of all lanes, and what part records are dead
+// beside them.
+func (s *Spool) takeDead(min int64) (runs []laneRun, empties func(*pebble.Batch) error) {
+	type span struct {
+		c    dtx.Content
+		a, b dtx.LSN
+	}
+	var spans []span
+	for _, l := range s.allLanes() {
+		l.mu.Lock()
+		for k := range l.order {
+			for _, r := range l.order[k].takeDead(min) {
+				s.deadDisk.Add(-r.bytes)
+				runs = append(runs, laneRun{l.content, r})
+			}
+		}
+		s.deadEmpties.Add(int64(-l.empties.dead))
+		for _, e := range l.empties.takeDead() {
+			spans = append(spans, span{l.content, e[0], e[1] + 1})
+		}
+		l.mu.Unlock()
+	}
+	return runs, func(b *pebble.Batch) error {
+		for _, e := range spans {
+			if err := b.DeleteRange(appendEmptyKey(nil, e.c, e.a), appendEmptyKey(nil, e.c, e.b), nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// reclaim deletes dead runs of at least min bytes by excising their range:
+// Pebble drops the tables in it without reading them, and no tombstone is left.
+// Smaller runs, between live chains, wait for their neighbours; when they hold
+// too much of the disk, tombstones delete them.
+func (s *Spool) reclaim(ctx context.Context, min int64) error {
+	s.reclaimMu.Lock()
+	defer s.reclaimMu.Unlock()
+	runs, empties := s.takeDead(min)
+	var small []laneRun
+	if s.deadDisk.Load() >= 4*s.opts.deleteBytes {
+		small, _ = s.takeDead(0)
+	}
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := empties(b); err != nil {
+		return err
+	}
+	if err := s.deleteRuns(b, runs, prefixPart); err != nil {
+		return err
+	}
+	if err := s.deleteRuns(b, small, prefixPart, prefixData); err != nil {
+		return err
+	}
+	if !b.Empty() {
+		// A part's record must not outlive its blocks.
+		if err := s.db.apply(ctx, b, s.opts.Mode == Spooled); err != nil {
+			return err
+		}
+	}
+	return s.excise(ctx, runs)
+}
+
+// deleteRuns puts range tombstones for runs into b. Part records exist in mode
+// Spooled only.
+func (s *Spool) deleteRuns(b *pebble.Batch, runs []laneRun, prefixes ...byte) error {
+	for _, p := range prefixes {
+		if p == prefixPart && s.opts.Mode == Applied {
+			continue
+		}
+		for _, r := range runs {
+			start, end := r.bounds(p)
+			if err := b.DeleteRange(start, end, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r laneRun) bounds(prefix byte) (start, end []byte) {
+	return rangeBound(prefix, r.content, r.class, r.start), rangeBound(prefix, r.content, r.class, r.end)
+}
+
+// excise removes the blocks of runs from the tables. Memtables are flushed
+// first: an excise that overlaps one would start another memtable each.
+func (s *Spool) excise(ctx context.Context, runs []laneRun) error {
+	if len(runs) == 0 {
+		return nil
+	}
+	if err := s.db.flush(ctx); err != nil {
+		return err
+	}
+	for _, r := range runs {
+		start, end := r.bounds(prefixData)
+		if err := s.db.excise(ctx, start, end); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget deletes what is dead with tombstones, at the end of a spool that will
+// be opened again.
+func (s *Spool) forget(ctx context.Context) error {
+	s.reclaimMu.Lock()
+	defer s.reclaimMu.Unlock()
+	runs, empties := s.takeDead(0)
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := empties(b); err != nil {
+		return err
+	}
+	if err := s.deleteRuns(b, runs, prefixPart, prefixData); err != nil {
+		return err
+	}
+	if b.Empty() {
+		return nil
+	}
+	return s.db.apply(ctx, b, false)
+}
