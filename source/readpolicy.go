@@ -1,0 +1,45 @@
+package source
+
+import (
+	"context"
+	"strings"
+
+	"cbrepl/dtx"
+	"cbrepl/router"
+)
+
+// ReadPolicy reads one table's distribution policy from a coordinator's
+// catalogue. table is schema.name; without a schema it is public.
+func ReadPolicy(ctx context.Context, dsn, table string) (router.Policy, error) {
+	if !strings.Contains(table, ".") {
+		table = "public." + table
+	}
+	fail := func(msg, hint string, err error) (router.Policy, error) {
+		return router.Policy{}, &dtx.Error{Op: "read distribution policy", Relation: table, Msg: msg, Hint: hint, Class: dtx.ClassStop, Err: err}
+	}
+	conn, err := connect(ctx, Node{Content: dtx.Coordinator, DSN: dsn})
+	if err != nil {
+		return router.Policy{}, err
+	}
+	defer closeConn(conn)
+	policies, err := readPolicies(ctx, conn)
+	if err != nil {
+		return fail("", "", err)
+	}
+	if policies == nil {
+		return fail("the server has neither gp_distribution_policy nor "+ownPolicies, "Name the coordinator, or describe the key by its types", nil)
+	}
+	for i := range policies {
+		p := &policies[i]
+		t := Table{Schema: p.schema, Name: p.table}
+		if t.String() != table {
+			continue
+		}
+		out, problem := p.compile(&t, p.numSegments)
+		if problem != nil {
+			return fail(problem.Found, problem.Remedy, nil)
+		}
+		return out, nil
+	}
+	return fail("no such table has a distribution policy", "Give the table as schema.name; of a partition, give the root", nil)
+}
