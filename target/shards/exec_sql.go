@@ -290,8 +290,8 @@ func (q *query) deleteImages(op *target.ImageOp, fetched bool) {
 			q.WriteString(col + " = " + val)
 		case ex:
 			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + asText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
-		default:
-			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + val + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+		default: // of the text: a composite value IS NULL when its fields are
+			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + val + ", '') AND (" + asText(col) + " IS NULL) = (" + val + " IS NULL)")
 		}
 	}
 	q.WriteString(")")
