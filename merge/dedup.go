@@ -35,6 +35,7 @@ func (h awaitedHeap) Less(i, j int) bool {
 	a, b := h.s.awaited[i], h.s.awaited[j]
 	return a.lsn < b.lsn || a.lsn == b.lsn && a.gxid < b.gxid
 }
+
 func (h awaitedHeap) Swap(i, j int) { h.s.awaited[i], h.s.awaited[j] = h.s.awaited[j], h.s.awaited[i] }
 func (h awaitedHeap) Push(x any)    { h.s.awaited = append(h.s.awaited, x.(awaitedMsg)) }
 func (h awaitedHeap) Pop() any {

@@ -22,9 +22,11 @@ func backlog(tb testing.TB, segments, open int) *Engine {
 		c := dtx.Content(1 + g%(segments-1))
 		l := dtx.LSN(g + 1)
 		feed(tb, e, dtx.Event{Kind: dtx.EventRecord, Content: -1, LSN: l, Record: dtx.CommitRecord{
-			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Participants: []dtx.Content{0, c}, EndLSN: l}})
+			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Participants: []dtx.Content{0, c}, EndLSN: l,
+		}})
 		feed(tb, e, dtx.Event{Kind: dtx.EventPart, Content: c, LSN: l, Part: dtx.Part{
-			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Content: c, EndLSN: l, Rows: 1, Bytes: 1}})
+			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Content: c, EndLSN: l, Rows: 1, Bytes: 1,
+		}})
 	}
 	return e
 }
@@ -48,7 +50,8 @@ func BenchmarkBacklog(b *testing.B) {
 				l++
 				c := dtx.Content(1 + i%999)
 				feed(b, e, dtx.Event{Kind: dtx.EventPart, Content: c, LSN: l, Part: dtx.Part{
-					GXID: dtx.GXID(l), Kind: dtx.OnePhase, Content: c, EndLSN: l, Rows: 1}})
+					GXID: dtx.GXID(l), Kind: dtx.OnePhase, Content: c, EndLSN: l, Rows: 1,
+				}})
 				if _, ok := e.Next(Limits{}); ok {
 					b.Fatal("released behind an incomplete dtx")
 				}
@@ -69,7 +72,8 @@ func TestBacklogReleases(t *testing.T) {
 	for g := range open {
 		l := dtx.LSN(g + 1)
 		feed(t, e, dtx.Event{Kind: dtx.EventPart, Content: 0, LSN: l, Part: dtx.Part{
-			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Content: 0, EndLSN: l, Rows: 1, Bytes: 1}})
+			GXID: dtx.GXID(g + 1), Kind: dtx.TwoPhase, Content: 0, EndLSN: l, Rows: 1, Bytes: 1,
+		}})
 		if g%1000 != 999 {
 			continue
 		}

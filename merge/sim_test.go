@@ -90,8 +90,10 @@ func genHistory(rnd *rand.Rand, ntx int, truncates bool) *simHistory {
 	}
 	record := func(a *act) {
 		l := next(dtx.Coordinator)
-		h.coord = append(h.coord, dtx.Event{Kind: dtx.EventRecord, Content: dtx.Coordinator, LSN: l,
-			Record: dtx.CommitRecord{GXID: a.g, Kind: a.kind, Participants: a.segs, EndLSN: l}})
+		h.coord = append(h.coord, dtx.Event{
+			Kind: dtx.EventRecord, Content: dtx.Coordinator, LSN: l,
+			Record: dtx.CommitRecord{GXID: a.g, Kind: a.kind, Participants: a.segs, EndLSN: l},
+		})
 	}
 	var active []*act
 	started := 0
@@ -209,12 +211,13 @@ type simTarget struct {
 	positions map[dtx.Content]dtx.LSN
 	dedup     map[dtx.GXID]dtx.DedupEntry
 	applied   map[dtx.GXID]bool
-	records   int // two-phase records released so far, in order
 }
 
 func newSimTarget(h *simHistory) *simTarget {
-	t := &simTarget{h: h, val: make([]int, len(h.rows)), ver: make([]int, len(h.rows)),
-		positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]dtx.DedupEntry{}, applied: map[dtx.GXID]bool{}}
+	t := &simTarget{
+		h: h, val: make([]int, len(h.rows)), ver: make([]int, len(h.rows)),
+		positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]dtx.DedupEntry{}, applied: map[dtx.GXID]bool{},
+	}
 	for i := range t.val {
 		t.val[i] = 100
 	}

@@ -105,7 +105,7 @@ func (b *bench) close() {
 		}
 	}
 	if b.dir != "" {
-		os.RemoveAll(b.dir)
+		_ = os.RemoveAll(b.dir)
 	}
 }
 
@@ -203,7 +203,7 @@ func (b *bench) loadInserts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	for id := 0; id < b.o.rows; id += 3 * chunk {
 		var ids []int64
 		for i := id; i < min(id+3*chunk, b.o.rows); i++ {
@@ -220,7 +220,7 @@ func (b *bench) loadInserts(ctx context.Context) error {
 // chunk per segment.
 func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context, *pgx.Conn, []int64) error) error {
 	for from := 0; ; from += chunk {
-		any := false
+		found := false
 		err := b.src.Do(ctx, func(tx *lab.Tx) error {
 			for c, ids := range b.bySegment {
 				var part []int64
@@ -230,7 +230,7 @@ func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context,
 				if len(part) == 0 {
 					continue
 				}
-				any = true
+				found = true
 				conn, err := tx.Conn(ctx, dtx.Content(c))
 				if err != nil {
 					return err
@@ -244,7 +244,7 @@ func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context,
 		if err != nil {
 			return err
 		}
-		if !any {
+		if !found {
 			return nil
 		}
 	}
@@ -360,7 +360,7 @@ func (b *bench) appliedRows() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	var r struct {
 		Applied struct {
 			Rows int64 `json:"rows"`
@@ -377,7 +377,7 @@ func (b *bench) builtin(ctx context.Context, n int64) (figure, error) {
 	if err != nil {
 		return figure{}, err
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	var end string
 	if err := conn.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&end); err != nil {
 		return figure{}, err
@@ -422,7 +422,7 @@ func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 			if err != nil {
 				return err
 			}
-			defer conn.Close(context.Background())
+			defer func() { _ = conn.Close(context.Background()) }()
 			if _, err := conn.Exec(gctx, "CREATE TABLE bench_copy ("+columns+")"); err != nil {
 				return err
 			}
