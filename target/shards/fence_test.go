@@ -9,6 +9,9 @@ import (
 	"cbrepl/dtx"
 )
 
+// shortWait is the lock wait of a daemon that is not to get the lock.
+const shortWait = 300 * time.Millisecond
+
 // A daemon is paused inside a batch, loses its lock, and is replaced by another
 // one, which applies another batch of the same number. The old one's Apply then
 // fails and changes nothing.
@@ -43,11 +46,13 @@ func TestPausedDaemon(t *testing.T) {
 				t.Fatalf("batch %d, want 2", st.Batch)
 			}
 			checkWorld(t, h, o, st)
+			old.opts.LockWait = shortWait
 			_, err = old.Open(testCtx(t))
 			wantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+rival.session.pid, "application cbrepl:test:4")
 			if err := rival.Close(); err != nil {
 				t.Fatal(err)
 			}
+			old.opts.LockWait = o.LockWait
 			_, err = old.Open(testCtx(t))
 			wantError(t, err, dtx.ClassStop, "another daemon has applied batches", "Restart the daemon")
 		})
@@ -133,8 +138,10 @@ func TestSecondDaemon(t *testing.T) {
 	coordinator, dbs := sharedDatabases(t, h.shards)
 	o := testOptions(coordinator, dbs)
 	prepareHistory(t, h, o)
-	first, second := historyTarget(t, h, o, 0), historyTarget(t, h, o, 0)
+	first := historyTarget(t, h, o, 0)
 	st := openUntil(t, first)
+	o.LockWait = shortWait
+	second := historyTarget(t, h, o, 0)
 	begin := time.Now()
 	_, err := second.Open(testCtx(t))
 	wantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+first.session.pid,

@@ -99,7 +99,7 @@ func TestKill(t *testing.T) {
 		}
 		check(point)
 	}
-	for range 6 { // chains of deaths without a look in between
+	for range 3 { // chains of deaths without a look in between
 		for range 3 {
 			n, killed := daemon(t, job, killPoints[r.IntN(len(killPoints))])
 			reported = max(reported, n)

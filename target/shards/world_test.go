@@ -194,7 +194,7 @@ func (w *writer) write(ctx context.Context, seg dtx.Content, seq uint64, c chang
 func testOptions(coordinator string, shards []string) Options {
 	o := Options{
 		Subscription: "test", Coordinator: coordinator, Shards: shards,
-		LockWait: 300 * time.Millisecond, OpenTimeout: 20 * time.Second, DecideTimeout: 10 * time.Second,
+		LockWait: 15 * time.Second, OpenTimeout: 40 * time.Second, DecideTimeout: 20 * time.Second,
 	}
 	if os.Getenv("CBREPL_TEST_LOG") != "" {
 		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
