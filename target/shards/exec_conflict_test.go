@@ -117,7 +117,7 @@ func TestMirrorConflictLog(t *testing.T) {
 	for _, dsn := range m.o.Shards {
 		got = append(got, m.query(dsn, "SELECT id::text, v FROM app.t WHERE v <> 'theirs' AND (id < 10 OR id > 90) ORDER BY id")...)
 	}
-	if s := strings.Join(sorted(got), " "); s != `"1"|"v" "100"|"v" "105"|"v" "106"|"v" "2"|"v" "3"|"v" "4"|"w" "9"|"v"` {
+	if s := strings.Join(sortRows(got), " "); s != `"1"|"v" "100"|"v" "105"|"v" "106"|"v" "2"|"v" "3"|"v" "4"|"w" "9"|"v"` {
 		t.Errorf("rows of app.t: %s", s)
 	}
 }

@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -74,21 +75,14 @@ func TestMirrorChains(t *testing.T) {
 	}
 	// Columns that only the target has stay with the row through updates and
 	// moves; a row that was deleted and inserted again is a new one.
-	if s := strings.Join(sorted(got), " "); s != `"102" "3" "5"` {
+	if s := strings.Join(sortRows(got), " "); s != `"102" "3" "5"` {
 		t.Errorf("rows with the default in the target's own column: %s", s)
 	}
 }
 
-func sorted(s []string) []string {
-	out := append([]string(nil), s...)
-	for i := range out {
-		for j := i + 1; j < len(out); j++ {
-			if out[j] < out[i] {
-				out[i], out[j] = out[j], out[i]
-			}
-		}
-	}
-	return out
+// sortRows returns a sorted copy.
+func sortRows(rows []string) []string {
+	return slices.Sorted(slices.Values(rows))
 }
 
 // Secondary unique values are swapped, shifted and handed over; each is valid

@@ -106,6 +106,11 @@ func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 
 // open makes a target for the tables as they are.
 func (m *mirror) open() error {
+	if m.tg != nil {
+		if err := m.tg.Close(); err != nil {
+			return err
+		}
+	}
 	tg, err := New(m.o)
 	if err != nil {
 		return err
