@@ -103,18 +103,17 @@ func genNumeric(r *rand.Rand) string {
 	return pick("", "", "", "-", "+")(r) + s
 }
 
-const letters = "abcdefghijklmnopqrstuvwxyzABCDEFXYZ0123456789    __--,,(){}[]\"\"\\\\''\t\n:;éüßñ中数据😀🙂\u00a0\u2003"
+var letters = []rune("abcdefghijklmnopqrstuvwxyzABCDEFXYZ0123456789    __--,,(){}[]\"\"\\\\''\t\n:;éüßñ中数据😀🙂\u00a0\u2003")
 
 // genText draws text with everything that needs quoting somewhere.
 func genText(r *rand.Rand) string {
-	runes := []rune(letters)
 	n := r.IntN(20)
 	if r.IntN(20) == 0 {
 		n = r.IntN(300)
 	}
 	b := make([]rune, n)
 	for i := range b {
-		b[i] = runes[r.IntN(len(runes))]
+		b[i] = letters[r.IntN(len(letters))]
 	}
 	switch r.IntN(20) {
 	case 0:
@@ -372,9 +371,11 @@ func jsonString(r *rand.Rand) string {
 	return b.String()
 }
 
+var escaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
 // quoteElement quotes an array element or a range bound.
 func quoteElement(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+	return `"` + escaper.Replace(s) + `"`
 }
 
 // genArray draws arrays of up to three dimensions with NULLs and bounds.

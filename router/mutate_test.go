@@ -52,7 +52,7 @@ declare x %s; begin x := v; return (%s) & 4294967295; exception when others then
 		t.Fatal(err)
 	}
 	var values []string
-	for len(values) < *propertyValues/20 {
+	for len(values) < *propertyValues/40 {
 		v := p.gen(r)
 		if len(p.edges) > 0 && r.IntN(3) == 0 {
 			v = pick(p.edges...)(r)
