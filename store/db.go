@@ -25,6 +25,7 @@ type database struct {
 	stop     chan struct{}
 	stopOnce sync.Once
 
+	closed atomic.Bool
 	// written counts bytes since the memtables were last looked at.
 	written  atomic.Int64
 	memtable int64
@@ -107,7 +108,16 @@ func protect[T any](f func() (T, error)) (v T, err error) {
 	return f()
 }
 
-func (d *database) failed() error { return d.fs.failed() }
+// failed returns the first failure, or that the database is closed.
+func (d *database) failed() error {
+	if err := d.fs.failed(); err != nil {
+		return err
+	}
+	if d.closed.Load() {
+		return errClosed
+	}
+	return nil
+}
 
 func (d *database) halt() { d.stopOnce.Do(func() { close(d.stop) }) }
 
@@ -209,6 +219,9 @@ func (d *database) memtableBytes() uint64 { return d.Metrics().MemTable.Size }
 
 // get reads a block. The value is valid until the closer is closed.
 func (d *database) get(key []byte) ([]byte, io.Closer, error) {
+	if d.closed.Load() {
+		return nil, nil, errClosed
+	}
 	type res struct {
 		v []byte
 		c io.Closer
@@ -221,6 +234,7 @@ func (d *database) get(key []byte) ([]byte, io.Closer, error) {
 }
 
 func (d *database) close() error {
+	d.closed.Store(true)
 	_, err := protect(func() (struct{}, error) { return struct{}{}, d.DB.Close() })
 	return err
 }

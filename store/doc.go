@@ -71,8 +71,17 @@
 // # Freeing
 //
 // Chains are freed, not transactions: released transactions are counted per
-// chain, and a chain whose last one is released is dead. Dead chains on disk are
-// deleted in ranges, many at a time, so that the number of range tombstones
-// follows bytes and not transactions. Tables are cut at chain class and content
-// boundaries, so a range covers whole tables, which Pebble drops unread.
+// chain, and a chain whose last one is released is dead. When enough dead bytes
+// have gathered on disk, runs of dead chains are excised: Pebble drops the
+// tables in their range without reading them and no tombstone is left behind.
+// Tables are cut where content and class change, and chain numbers rise, so the
+// tables of one content follow each other and a run covers most of its tables
+// whole. Short runs between live chains wait for their neighbours; when they
+// hold too much of the disk, range tombstones delete them.
+//
+// # Failures
+//
+// The first write that fails stops the spool: nothing on disk changes any more,
+// every call reports the failure, and the owner closes the spool and opens it
+// again. See failFS.
 package store

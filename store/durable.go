@@ -140,7 +140,6 @@ func (s *Spool) recover(ctx context.Context) error {
 		f      func(k, v []byte) error
 	}{
 		{prefixMeta, s.loadMeta},
-		{prefixRelation, s.loadRelation},
 		{prefixPart, func(k, v []byte) error { return s.loadPart(r, k, v) }},
 		{prefixPrepared, func(k, v []byte) error { return s.loadPrepared(r, k, v) }},
 		{prefixEmpty, func(k, v []byte) error { return s.loadEmpty(r, k, v) }},
@@ -164,6 +163,9 @@ func (s *Spool) recover(ctx context.Context) error {
 		if err := s.scan(ctx, step.prefix, step.f); err != nil {
 			return err
 		}
+	}
+	if err := s.recoverRelations(ctx, len(r.Prepared) == 0 && s.space.committed == 0); err != nil {
+		return err
 	}
 	for c := range r.Parts {
 		slices.SortFunc(r.Parts[c], func(a, b dtx.Part) int { return cmp.Compare(a.EndLSN, b.EndLSN) })
@@ -217,6 +219,20 @@ func (s *Spool) loadMeta(k, v []byte) error {
 	}
 	s.chains = binary.BigEndian.Uint64(v)
 	return nil
+}
+
+// recoverRelations loads the relation versions, or drops them when no row needs
+// one.
+func (s *Spool) recoverRelations(ctx context.Context, unused bool) error {
+	if !unused {
+		return s.scan(ctx, prefixRelation, s.loadRelation)
+	}
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := b.DeleteRange([]byte{prefixRelation}, []byte{prefixRelation + 1}, nil); err != nil {
+		return err
+	}
+	return s.db.apply(ctx, b, false)
 }
 
 func (s *Spool) loadRelation(k, v []byte) error {

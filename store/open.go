@@ -87,7 +87,7 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 	s := &Spool{
 		opts: o, lock: lock, db: db, rels: newRelations(),
 		tier:  &tier{max: o.tierBytes},
-		space: newSpace(o.MaxBytes, o.Now),
+		space: newSpace(o.MaxBytes, o.MaxParts, o.Now),
 		lanes: map[dtx.Content]*lane{}, reclaimC: make(chan struct{}, 1),
 	}
 	if o.Mode == Spooled {

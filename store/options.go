@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -42,6 +41,9 @@ type Options struct {
 	// MaxBytes bounds the spooled bytes not yet released; 0 means 16 GiB. Each
 	// content may pass it by one block, an exempt content without limit.
 	MaxBytes int64
+	// MaxParts bounds the committed parts not yet released, which those who order
+	// and apply them keep in memory; 0 means 400,000.
+	MaxParts int
 	// MemBytes bounds the memory of the spool as a whole: recent blocks, Pebble's
 	// memtables and its block cache; 0 means 128 MiB, the least is 8 MiB.
 	MemBytes int64
@@ -63,6 +65,7 @@ type Options struct {
 
 const (
 	defaultMaxBytes = 16 << 30
+	defaultMaxParts = 400_000
 	defaultMemBytes = 128 << 20
 	minMemBytes     = 8 << 20
 )
@@ -72,11 +75,14 @@ func (o *Options) EnsureDefaults() {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = defaultMaxBytes
 	}
+	if o.MaxParts == 0 {
+		o.MaxParts = defaultMaxParts
+	}
 	if o.MemBytes == 0 {
 		o.MemBytes = defaultMemBytes
 	}
 	if o.Logger == nil {
-		o.Logger = slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -106,6 +112,9 @@ func (o *Options) Validate() error {
 	}
 	if o.MaxBytes < blockSize {
 		errs = append(errs, fmt.Errorf("spool limit of %d bytes is below one block (%d)", o.MaxBytes, blockSize))
+	}
+	if o.MaxParts < 1 {
+		errs = append(errs, fmt.Errorf("spool limit of %d parts is below 1", o.MaxParts))
 	}
 	if o.MemBytes < minMemBytes {
 		errs = append(errs, fmt.Errorf("spool memory of %d bytes is below the least, %d", o.MemBytes, int64(minMemBytes)))

@@ -299,6 +299,9 @@ func (r *reader) gone(xid dtx.XID) bool {
 	return r.lastGone
 }
 
+// maxMessage is above what a server can send: 1 GiB, and a TRUNCATE's versions.
+const maxMessage = 1<<30 + 1<<24
+
 // maxKept bounds what a reader keeps of a long message's buffer.
 const maxKept = 1 << 20
 
@@ -309,6 +312,9 @@ func (r *reader) join(p []byte) (frameKind, []byte, error) {
 	}
 	k, total := frameKind(p[0]), int(binary.BigEndian.Uint32(p[1:]))
 	p = p[5:]
+	if total > maxMessage {
+		return 0, nil, fmt.Errorf("%w: a message of %d bytes", errCorrupt, total)
+	}
 	if cap(r.big) < total || cap(r.big) > maxKept {
 		r.big = make([]byte, 0, total)
 	}

@@ -144,7 +144,8 @@ func (s *Spool) excise(ctx context.Context, runs []laneRun) error {
 }
 
 // forget deletes what is dead with tombstones, at the end of a spool that will
-// be opened again.
+// be opened again, and the records of released parts in live chains, so that
+// exactly the unreleased ones are listed then.
 func (s *Spool) forget(ctx context.Context) error {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
@@ -156,6 +157,18 @@ func (s *Spool) forget(ctx context.Context) error {
 	}
 	if err := s.deleteRuns(b, runs, prefixPart, prefixData); err != nil {
 		return err
+	}
+	for _, l := range s.allLanes() {
+		for n, c := range l.chains {
+			for _, t := range c.txns {
+				if t&txnReleased == 0 || t&txnReadable == 0 {
+					continue
+				}
+				if err := b.Delete(appendTxnKey(nil, prefixPart, l.content, spoolID(n, int(t&txnOffset))), nil); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	if b.Empty() {
 		return nil

@@ -11,7 +11,8 @@ import (
 
 // space counts spooled bytes and holds writers back while the spool is full.
 //
-// Invariants: blocked == (used >= max && committed > 0) after every change;
+// Invariants: full == (used >= max || committed >= maxParts) and blocked == (full
+// && committed > 0) after every change;
 // whoever waits has taken change under mu while it was held back, and change is
 // closed at every transition that may let it go on, so no wakeup is lost.
 //
@@ -19,8 +20,9 @@ import (
 // release: only open transactions are in it, and stopping their streams would
 // stop everything for good. Nobody is held back then.
 type space struct {
-	max int64
-	now func() time.Time
+	max      int64
+	maxParts int
+	now      func() time.Time
 
 	// blocked is read without mu on the row path.
 	blocked atomic.Bool
@@ -33,8 +35,8 @@ type space struct {
 	fullSince time.Time
 }
 
-func newSpace(max int64, now func() time.Time) *space {
-	return &space{max: max, now: now, exempt: map[dtx.Content]struct{}{}, change: make(chan struct{})}
+func newSpace(max int64, maxParts int, now func() time.Time) *space {
+	return &space{max: max, maxParts: maxParts, now: now, exempt: map[dtx.Content]struct{}{}, change: make(chan struct{})}
 }
 
 // add changes the count of bytes and of committed parts.
@@ -42,7 +44,7 @@ func (s *space) add(bytes int64, parts int) {
 	s.mu.Lock()
 	s.used += bytes
 	s.committed += parts
-	full := s.used >= s.max
+	full := s.used >= s.max || s.committed >= s.maxParts
 	if full != !s.fullSince.IsZero() {
 		if full {
 			s.fullSince = s.now()

@@ -22,7 +22,7 @@ func TestSpaceSchedule(t *testing.T) {
 		seed := rand.Uint64()
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
-			s := newSpace(100, time.Now)
+			s := newSpace(100, 5, time.Now)
 			ctx, cancel := context.WithCancel(context.Background())
 			stop := make(chan struct{})
 			const writers = 5
@@ -78,7 +78,7 @@ func TestSpaceSchedule(t *testing.T) {
 					}
 				}
 				synctest.Wait()
-				full := used >= 100
+				full := used >= 100 || parts >= 5
 				mu.Lock()
 				for c, is := range waiting {
 					if is && (!full || parts == 0 || slices.Contains(exempt, c)) {

@@ -271,7 +271,7 @@ func (s *Spool) Close() error {
 		l.held = nil
 	}
 	failed := s.db.failed()
-	err := s.db.close()
+	err := s.db.close() // whatever came before
 	if failed == nil {
 		errs = append(errs, err)
 	} // else Pebble's complaints are consequences of what was reported before

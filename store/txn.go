@@ -63,8 +63,8 @@ func (t *Txn) ID() dtx.SpoolID { return t.id }
 // exempt. After an error the transaction can only be dropped.
 func (t *Txn) Append(ctx context.Context, rel RelVersion, msg []byte) error {
 	n := len(t.buf) + frameHeader + len(msg)
-	if t.rel != rel || t.buf == nil || n > blockRoom || len(msg) > maxWhole || t.state != txnOpen ||
-		t.w.s.space.blocked.Load() {
+	if t.rel != rel || rel == 0 || t.buf == nil || n > blockRoom || len(msg) > maxWhole || t.err != nil ||
+		t.state != txnOpen || t.w.s.space.blocked.Load() {
 		return t.appendSlow(ctx, rel, msg)
 	}
 	t.buf = append(binary.BigEndian.AppendUint32(t.buf, uint32(frameRow)<<24|uint32(len(msg))), msg...)
@@ -77,7 +77,7 @@ func (t *Txn) appendSlow(ctx context.Context, rel RelVersion, msg []byte) error 
 	if err := t.ready(ctx); err != nil {
 		return err
 	}
-	if t.rel != rel {
+	if t.rel != rel || rel == 0 {
 		if t.w.s.rels.get(rel) == nil {
 			return t.fail(errNoRelation)
 		}

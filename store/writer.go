@@ -193,7 +193,8 @@ func (w *Writer) endLog(ctx context.Context) error {
 	w.log, w.buf = nil, nil
 	var err error
 	if len(buf) > 0 {
-		err = w.s.storeBlock(ctx, w.lane, c, 0, buf)
+		// The block holds committed transactions, whatever becomes of this call.
+		err = w.s.storeBlock(context.WithoutCancel(ctx), w.lane, c, 0, buf)
 	}
 	w.s.endChain(w.lane, c)
 	return err
