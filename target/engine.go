@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -47,6 +46,7 @@ func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Ta
 		tables:    make(map[Name]*table, len(targets)),
 		relations: make(map[*pgoutput.Relation]*relation),
 		fetchCost: 16 << 10,
+		pool:      pool{limit: opt.QueueBytes},
 	}
 	byName := make(map[Name]*Table, len(targets))
 	for _, t := range targets {
@@ -209,62 +209,4 @@ func (e *Engine) endWindow(t *table) {
 		t.bufs[i] = copyBuf{}
 	}
 	t.window = window{bufs: t.bufs, shape: t.shape}
-}
-
-// pool keeps buffers between operations. Segments give back concurrently.
-type pool struct {
-	mu   sync.Mutex
-	vecs []*Vec
-	bufs [][]byte
-}
-
-// maxPooled bounds what is kept, in buffers; larger buffers than maxPooledSize
-// are left to the garbage collector.
-const (
-	maxPooled     = 256
-	maxPooledSize = 1 << 20
-)
-
-func (p *pool) vec() *Vec {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := len(p.vecs); n > 0 {
-		v := p.vecs[n-1]
-		p.vecs = p.vecs[:n-1]
-		return v
-	}
-	return new(Vec)
-}
-
-func (p *pool) putVecs(vs []*Vec) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, v := range vs {
-		if len(p.vecs) < maxPooled && cap(v.buf) <= maxPooledSize {
-			v.Reset()
-			p.vecs = append(p.vecs, v)
-		}
-	}
-}
-
-func (p *pool) buf() []byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := len(p.bufs); n > 0 {
-		b := p.bufs[n-1]
-		p.bufs = p.bufs[:n-1]
-		return b
-	}
-	return nil
-}
-
-func (p *pool) putBuf(b []byte) {
-	if cap(b) == 0 || cap(b) > maxPooledSize {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.bufs) < maxPooled/4 {
-		p.bufs = append(p.bufs, b[:0])
-	}
 }

@@ -266,13 +266,17 @@ func (fl *flusher) fetchCols(g *group) []int {
 	return append(cols, fl.sh.extra...)
 }
 
+// statementBytes bounds the values of one update or delete, so that the buffers
+// of a statement are worth keeping.
+const statementBytes = 4 << 20
+
 // workFor returns the group's open statement for a place.
 func (fl *flusher) workFor(g *group, place int) *work {
 	for i, w := range g.works {
 		if w.place != place {
 			continue
 		}
-		if w.n < fl.e.opt.ChunkRows && w.size < fl.e.opt.QueueBytes/4 {
+		if w.n < fl.e.opt.ChunkRows && w.size < min(statementBytes, fl.e.opt.QueueBytes/4) {
 			return w
 		}
 		fl.full = append(fl.full, w)
