@@ -1,6 +1,3 @@
-// Package router decides where a row lives: distribution policies, the cdbhash
-// of Greenplum-family servers bit for bit (both hash families), and jump
-// consistent hash over numsegments. It is pure: no SQL, no I/O.
 package router
 
 // PolicyKind is how a table's rows are placed.

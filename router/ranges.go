@@ -260,7 +260,7 @@ func (c *cursor) piece(s *scratch, stop string) ([]byte, error) {
 		if b == '"' || b == '\\' {
 			return c.quotedPiece(s, start, stop)
 		}
-		if bytes.IndexByte([]byte(stop), b) >= 0 {
+		if isOneOf(b, stop) {
 			if c.i == start {
 				return nil, nil
 			}
@@ -271,6 +271,15 @@ func (c *cursor) piece(s *scratch, stop string) ([]byte, error) {
 	return nil, errSyntax
 }
 
+func isOneOf(b byte, set string) bool {
+	for i := range len(set) {
+		if set[i] == b {
+			return true
+		}
+	}
+	return false
+}
+
 // quotedPiece goes on with a piece that has a quote or backslash at c.i.
 func (c *cursor) quotedPiece(s *scratch, start int, stop string) ([]byte, error) {
 	mark := len(s.buf)
@@ -278,7 +287,7 @@ func (c *cursor) quotedPiece(s *scratch, start int, stop string) ([]byte, error)
 	quoted := false
 	for c.i < len(c.v) {
 		b := c.v[c.i]
-		if !quoted && bytes.IndexByte([]byte(stop), b) >= 0 {
+		if !quoted && isOneOf(b, stop) {
 			return s.buf[mark:len(s.buf):len(s.buf)], nil
 		}
 		c.i++
