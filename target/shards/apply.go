@@ -138,6 +138,8 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	if n.conn == nil || n.phase != idle {
 		return errNotOpen(opApply)
 	}
+	ctx, cancel := context.WithTimeout(ctx, t.opts.LockTimeout+t.opts.DecideTimeout)
+	defer cancel()
 	n.phase = begun
 	sql := make([]byte, 0, 192)
 	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
@@ -170,6 +172,8 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 	if err := t.point("before_prepare"); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, t.opts.DecideTimeout)
+	defer cancel()
 	var errs []error
 	for _, n := range touched {
 		if err := t.point("between_prepare"); err != nil {

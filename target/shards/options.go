@@ -48,8 +48,9 @@ type Options struct {
 	LockWait time.Duration
 	// OpenTimeout bounds Open. 0 means 60 s.
 	OpenTimeout time.Duration
-	// DecideTimeout bounds the decision, and COMMIT PREPARED, of one batch: both
-	// go on when the daemon is told to stop. 0 means 30 s.
+	// DecideTimeout bounds each step of one batch's commit: PREPARE TRANSACTION,
+	// the decision, and COMMIT PREPARED. The last two go on when the daemon is told
+	// to stop. 0 means 30 s.
 	DecideTimeout time.Duration
 	// StatementTimeout bounds one statement on a shard. 0 means 10 min.
 	StatementTimeout time.Duration

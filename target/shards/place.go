@@ -3,16 +3,22 @@ package shards
 import (
 	"context"
 	"errors"
+	"time"
 
 	"cbrepl/dtx"
 	"cbrepl/target"
 )
 
-// placed names the shard in the errors of a backend.
+// placed names the shard in the errors of a backend, and bounds its operations:
+// a server that hangs answers no statement timeout.
 type placed struct {
 	target.Backend
 	shards []*node
+	limit  time.Duration
 }
+
+// hangGrace is what a server gets beyond its own statement timeout.
+const hangGrace = 30 * time.Second
 
 func (p placed) name(seg dtx.Content, err error) error {
 	var de *dtx.Error
@@ -23,25 +29,35 @@ func (p placed) name(seg dtx.Content, err error) error {
 }
 
 func (p placed) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
 	n, err := p.Backend.Copy(ctx, seg, op)
 	return n, p.name(seg, err)
 }
 
 func (p placed) Delete(ctx context.Context, seg dtx.Content, op *target.DeleteOp) (target.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
 	f, err := p.Backend.Delete(ctx, seg, op)
 	return f, p.name(seg, err)
 }
 
 func (p placed) Update(ctx context.Context, seg dtx.Content, op *target.UpdateOp) (target.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
 	f, err := p.Backend.Update(ctx, seg, op)
 	return f, p.name(seg, err)
 }
 
 func (p placed) DeleteImages(ctx context.Context, seg dtx.Content, op *target.ImageOp) (target.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
 	f, err := p.Backend.DeleteImages(ctx, seg, op)
 	return f, p.name(seg, err)
 }
 
 func (p placed) Truncate(ctx context.Context, seg dtx.Content, tables []*target.Table, restartIdentity bool) error {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
 	return p.name(seg, p.Backend.Truncate(ctx, seg, tables, restartIdentity))
 }

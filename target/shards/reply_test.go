@@ -2,7 +2,6 @@ package shards
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -160,31 +159,42 @@ func TestLostReplies(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	h := history{seed: 40, shards: 1, all: true}
 	cluster, o := crashTarget(t, h)
-	o.DecideTimeout = 500 * time.Millisecond
-	o.OpenTimeout = time.Second
-	tg := historyTarget(t, h, o, 0)
-	openUntil(t, tg)
-	srv := cluster.Node(dtx.Coordinator)
-	tg.private.onPoint = func(name string) error {
-		if name == "after_prepare" {
-			return srv.Pause()
+	o.DecideTimeout = time.Second
+	for _, c := range []struct {
+		point, says string
+		content     dtx.Content
+	}{
+		{"before_begin", "apply batch: shard 0", 0},
+		{"before_prepare", "commit batch: shard 0", 0},
+		{"after_prepare", "was being decided", -1},
+		{"after_decide", "is decided and not yet committed on 1 of 1 shards", 0},
+	} {
+		o.OpenTimeout, o.LockTimeout = 40*time.Second, time.Second
+		tg := historyTarget(t, h, o, 0)
+		st := openUntil(t, tg)
+		srv := cluster.Node(c.content)
+		tg.private.onPoint = func(name string) error {
+			if name == c.point {
+				return srv.Pause()
+			}
+			return nil
 		}
-		return nil
+		begin := time.Now()
+		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, c.says, "no answer in time")
+		tg.private.onPoint = nil
+		tg.opts.OpenTimeout = time.Second
+		_, err := tg.Open(testCtx(t))
+		wantError(t, err, dtx.ClassRetry, "connect to target", "deadline")
+		if d := time.Since(begin); d > 20*time.Second {
+			t.Errorf("%s: it took %s", c.point, d)
+		}
+		if err := srv.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		tg.opts.OpenTimeout = o.OpenTimeout
+		checkWorld(t, h, o, openUntil(t, tg))
+		tg.Close()
 	}
-	begin := time.Now()
-	wantError(t, applyBatch(testCtx(t), tg, h, 1, 0), dtx.ClassRetry, "was being decided", "no answer in time")
-	tg.private.onPoint = nil
-	_, err := tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassRetry, "coordinator database")
-	if d := time.Since(begin); d > 10*time.Second {
-		t.Errorf("it took %s", d)
-	}
-	if err := srv.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	st := openUntil(t, tg)
-	checkWorld(t, h, o, st)
-	t.Log(fmt.Sprintf("batch %d is recorded", st.Batch))
 }
 
 // A cancelled Open leaves no session and no goroutine behind.

@@ -105,7 +105,7 @@ func New(o Options) (*Target, error) {
 	if err := together("read configuration", errs); err != nil {
 		return nil, err
 	}
-	t.backend = placed{newBackend(len(t.shards), t.shardConn), t.shards}
+	t.backend = placed{newBackend(len(t.shards), t.shardConn), t.shards, o.StatementTimeout + hangGrace}
 	return t, nil
 }
 
