@@ -30,9 +30,12 @@ func (a *assembler) twoPhase(ctx context.Context, out *feed.Out, lsn dtx.LSN, ty
 	case pgoutput.TypeCommitPrepared:
 		var m pgoutput.CommitPrepared
 		if m, err = pgoutput.ParseCommitPrepared(body); err == nil {
+			if t := a.open(); t != nil {
+				return a.violation(lsn, typ, "transaction %d is still open", t.xid)
+			}
 			t := a.prepared[m.GID]
-			if t == nil || a.open() != nil {
-				return a.violation(lsn, typ, "gid %q was not prepared in this stream, or another transaction is open", m.GID)
+			if t == nil { // prepared before the start, and applied (see package segment)
+				return out.Position(ctx, m.EndLSN)
 			}
 			delete(a.prepared, m.GID)
 			return a.finish(ctx, out, t, pgoutput.Commit{CommitLSN: m.CommitLSN, EndLSN: m.EndLSN, CommitTime: m.CommitTime})

@@ -194,9 +194,15 @@ func (a *assembler) commitPrepared(ctx context.Context, out *feed.Out, lsn dtx.L
 	if err != nil {
 		return a.malformed(lsn, typ, err)
 	}
+	if a.open() != nil {
+		return a.violation(lsn, typ, "transaction %d is still open", a.open().xid)
+	}
 	t := a.prepared[m.GID]
-	if t == nil || a.open() != nil {
-		return a.violation(lsn, typ, "gid %q was not prepared in this stream, or another transaction is open", m.GID)
+	if t == nil {
+		// Its PREPARE lies before the start. A position beyond a PREPARE is recorded
+		// only once that transaction is applied, so it is applied, although this
+		// message was beyond the position: another one's hold kept that back.
+		return out.Position(ctx, m.EndLSN)
 	}
 	delete(a.prepared, m.GID)
 	return a.finish(ctx, out, t, m.EndLSN, m.CommitTime)

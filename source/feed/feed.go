@@ -161,7 +161,8 @@ func (e *localError) Unwrap() error { return e.err }
 // Run reports events from start on until ctx ends, whose error it returns, or a
 // fault that asks for a person. It runs once. The sink is closed when it returns.
 func (f *Feed) Run(ctx context.Context, start dtx.LSN, emit Emit) (err error) {
-	out := &Out{content: f.o.Content, emit: emit, every: f.o.PositionEvery, last: start, reported: start, st: &f.st}
+	out := NewOut(f.o.Content, start, f.o.PositionEvery, emit)
+	out.st = &f.st
 	f.st.reported.Store(uint64(start))
 	defer func() {
 		if cerr := f.sink.Close(); cerr != nil {

@@ -26,6 +26,15 @@ type Out struct {
 	posAt     time.Time
 }
 
+// NewOut makes an Out that is not a Feed's: for sinks that are fed otherwise.
+// every is Options.PositionEvery.
+func NewOut(content dtx.Content, start dtx.LSN, every time.Duration, emit Emit) *Out {
+	return &Out{content: content, emit: emit, every: every, last: start, reported: start, st: &stats{}}
+}
+
+// Reported returns where a new connection may start.
+func (o *Out) Reported() dtx.LSN { return o.reported }
+
 // Event passes on a part, record, hold or unhold.
 func (o *Out) Event(ctx context.Context, ev dtx.Event) error {
 	ev.Content = o.content
