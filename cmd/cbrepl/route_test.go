@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -230,5 +231,31 @@ create table dims (k int); create table log (k int); create table moods (m mood)
 	}
 	if out, code := route(t, "", "--dsn", dsn, "--table", "orders", "--key", "42", "--key", "abc"); code != exitOK {
 		t.Errorf("--dsn: exit code %d: %s", code, out)
+	}
+}
+
+// TestRouteDocs runs the examples of docs/routing.md and compares their output.
+func TestRouteDocs(t *testing.T) {
+	const page = "../../docs/routing.md"
+	data, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```console\n\\$ cbrepl route ([^\n]*)\n(.*?)```").FindAllStringSubmatch(string(data), -1)
+	if len(blocks) < 4 {
+		t.Fatalf("%d examples found", len(blocks))
+	}
+	for _, b := range blocks {
+		out, code := route(t, "", strings.Fields(b[1])...)
+		if got, want := trimLines(out), trimLines(b[2]); code != exitOK || got != want {
+			t.Errorf("cbrepl route %s: exit code %d\ngot:\n%s\nthe page says:\n%s", b[1], code, got, want)
+		}
+	}
+	vectors := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(string(data))
+	if vectors == nil {
+		t.Fatal("no example of a vector file")
+	}
+	if out, code := route(t, vectors[1], "--vectors", "-"); code != exitOK {
+		t.Errorf("the page's vectors: exit code %d: %s", code, out)
 	}
 }
