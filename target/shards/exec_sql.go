@@ -89,12 +89,24 @@ func cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns
 
 // keysMatch writes the comparison of key columns, in the operators that their
 // unique index uses.
+//
+// Where there is such an index, every row is to be found by it. The planner,
+// which takes each page for a random read, would rather hash the whole table
+// from a few thousand keys on. A comparison with an array of one value can use
+// an index and nothing else.
 func (q *query) keysMatch(t *target.Table, keys target.Set) {
+	indexed := uniqueKeys(t, keys.Cols, true)
 	for i, c := range keys.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
-		q.WriteString("t." + column(t, c) + " " + equals(&t.Columns[c]) + " " + cast(t, c, "v.k"+strconv.Itoa(i)))
+		col := &t.Columns[c]
+		q.WriteString("t." + column(t, c) + " " + equals(col) + " ")
+		val := cast(t, c, "v.k"+strconv.Itoa(i))
+		if b := baseType(col.Type); indexed && b != nil && b.Kind != router.ArrayType {
+			val = "ANY (ARRAY[" + val + "])"
+		}
+		q.WriteString(val)
 	}
 }
 
@@ -154,10 +166,11 @@ func (q *query) allSame(t *target.Table, s target.Set, name string) {
 	}
 }
 
-// uniqueKeys reports whether no two rows can match one key.
-func uniqueKeys(t *target.Table, cols []int) bool {
+// uniqueKeys reports whether no two rows can match one key; with deferrable,
+// whether there is a unique index for it, checked or not.
+func uniqueKeys(t *target.Table, cols []int, deferrable bool) bool {
 	for _, u := range t.Uniques {
-		ok := u.Plain && !u.Exclusion && !u.Deferrable && len(u.Columns) > 0
+		ok := u.Plain && !u.Exclusion && (deferrable || !u.Deferrable) && len(u.Columns) > 0
 		for _, c := range u.Columns {
 			found := false
 			for _, k := range cols {
@@ -222,12 +235,12 @@ func (q *query) deleteByKey(op *target.DeleteOp, fetched bool) {
 		body()
 		return
 	}
-	q.counts(op.N, uniqueKeys(op.Table, op.Keys.Cols), op.Partial, body)
+	q.counts(op.N, uniqueKeys(op.Table, op.Keys.Cols, false), op.Partial, body)
 }
 
 func (q *query) updateByKey(op *target.UpdateOp) {
 	t := op.Table
-	unique := uniqueKeys(t, op.Keys.Cols)
+	unique := uniqueKeys(t, op.Keys.Cols, false)
 	where := func() {
 		q.WriteString(" WHERE ")
 		q.keysMatch(t, op.Keys)
