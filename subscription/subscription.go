@@ -84,7 +84,7 @@ func New(o Options) (*Subscription, error) {
 	}
 	s := &Subscription{o: o, cfg: o.Config, log: o.Log.With(LogSubscription, o.Config.Subscription), env: o.private}
 	if s.env == nil {
-		s.env = newEnv(s.cfg, s.log)
+		s.env = newEnv(s.cfg, o.Log)
 	}
 	s.board = status.NewBoard(s.cfg.Subscription, o.Version, os.Getpid(), o.Now())
 	return s, nil

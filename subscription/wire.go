@@ -57,8 +57,10 @@ func DropSlots(ctx context.Context, c *config.Config) error {
 	return source.DropSlots(ctx, sourceConfig(c, nil))
 }
 
-// newEnv makes the real pieces.
-func newEnv(c *config.Config, log *slog.Logger) *env {
+// newEnv makes the real pieces. Targets name the subscription in their log
+// themselves.
+func newEnv(c *config.Config, plain *slog.Logger) *env {
+	log := plain.With(LogSubscription, c.Subscription)
 	return &env{
 		source: func(ctx context.Context) (*sourceFacts, error) {
 			f, err := source.Preflight(ctx, sourceConfig(c, log), false)
@@ -73,7 +75,7 @@ func newEnv(c *config.Config, log *slog.Logger) *env {
 			return out, nil
 		},
 		checkResume: checkResume,
-		target:      func(f *sourceFacts) (target.Target, error) { return newTarget(c, f.tables, log) },
+		target:      func(f *sourceFacts) (target.Target, error) { return newTarget(c, f.tables, plain) },
 		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
 		streams: func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error) {
 			return newStreams(c, st, sp.(*spool), log)

@@ -83,7 +83,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newDemoCmd(), newVersionCmd(),
+		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newDemoCmd(), newLabCmd(), newVersionCmd(),
 	)
 	return root
 }
