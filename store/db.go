@@ -141,6 +141,14 @@ func (d *database) apply(ctx context.Context, b *pebble.Batch, sync bool) error 
 			return err
 		}
 	}
+	return d.applyNow(b, sync)
+}
+
+// applyNow is apply for small batches: it does not wait for memtables.
+func (d *database) applyNow(b *pebble.Batch, sync bool) error {
+	if err := d.failed(); err != nil {
+		return err
+	}
 	o := pebble.NoSync
 	if sync {
 		o = pebble.Sync

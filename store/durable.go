@@ -41,16 +41,38 @@ type Recovered struct {
 // Like every write but Commit and Prepare it is durable after the next Sync or
 // synced Commit or Prepare: writes reach the disk in the order they were made.
 func (s *Spool) AppendRecord(ctx context.Context, r dtx.CommitRecord) error {
+	s.recordMu.Lock()
+	s.recordsKept++
+	s.recordMu.Unlock()
 	return s.small(ctx, "spool commit record", func(b *pebble.Batch) error {
 		return b.Set(appendRecordKey(nil, r.EndLSN), encodeRecord(r), nil)
 	})
 }
 
-// ReleaseRecords forgets the commit records up to lsn, inclusive.
+// ReleaseRecords forgets the commit records up to an LSN, inclusive. They leave
+// the disk many at a time, so Recover may list some of them once more.
 func (s *Spool) ReleaseRecords(ctx context.Context, upTo dtx.LSN) error {
-	return s.small(ctx, "release commit records", func(b *pebble.Batch) error {
-		return b.DeleteRange([]byte{prefixRecord}, append(appendRecordKey(nil, upTo), 0), nil)
+	s.recordMu.Lock()
+	defer s.recordMu.Unlock()
+	s.recordsDone = max(s.recordsDone, upTo)
+	if s.recordsKept < s.opts.deleteCount {
+		return nil
+	}
+	return s.deleteRecords(ctx)
+}
+
+// deleteRecords requires recordMu.
+func (s *Spool) deleteRecords(ctx context.Context) error {
+	if s.recordsDone == s.recordsLow {
+		return nil
+	}
+	err := s.small(ctx, "release commit records", func(b *pebble.Batch) error {
+		return b.DeleteRange(appendRecordKey(nil, s.recordsLow), append(appendRecordKey(nil, s.recordsDone), 0), nil)
 	})
+	if err == nil {
+		s.recordsLow, s.recordsKept = s.recordsDone, 0
+	}
+	return err
 }
 
 // SavePosition keeps the position up to which a content's stream is in the spool.
@@ -65,7 +87,7 @@ func (s *Spool) small(ctx context.Context, op string, f func(*pebble.Batch) erro
 	if s.opts.Mode == Applied {
 		return nil
 	}
-	err := s.err()
+	err := s.db.failed()
 	if err == nil {
 		b := s.db.NewBatch()
 		defer b.Close()
@@ -167,13 +189,13 @@ func (s *Spool) recover(ctx context.Context) error {
 	if err := s.recoverRelations(ctx, len(r.Prepared) == 0 && s.space.committed == 0); err != nil {
 		return err
 	}
-	for c := range r.Parts {
-		slices.SortFunc(r.Parts[c], func(a, b dtx.Part) int { return cmp.Compare(a.EndLSN, b.EndLSN) })
-	}
 	slices.SortFunc(r.Prepared, func(a, b Prepared) int {
 		return cmp.Or(cmp.Compare(a.Content, b.Content), cmp.Compare(a.LSN, b.LSN))
 	})
 	s.adopt()
+	if err := s.dropRepeats(ctx, r); err != nil {
+		return err
+	}
 	if err := s.dropOrphans(ctx); err != nil {
 		return err
 	}
@@ -313,6 +335,42 @@ func (s *Spool) adopt() {
 			slices.SortFunc(l.order[k].list, func(a, b *chain) int { return cmp.Compare(a.num, b.num) })
 		}
 	}
+}
+
+// dropRepeats sorts the parts, and keeps the last one of those with the same end
+// LSN: a stream whose saved position is behind its parts sends them again.
+func (s *Spool) dropRepeats(ctx context.Context, r *Recovered) error {
+	b := s.db.NewBatch()
+	defer b.Close()
+	for c, ps := range r.Parts {
+		slices.SortFunc(ps, func(a, b dtx.Part) int {
+			return cmp.Or(cmp.Compare(a.EndLSN, b.EndLSN), cmp.Compare(a.Spool, b.Spool))
+		})
+		var repeats []dtx.Part
+		keep := ps[:0]
+		for i, p := range ps {
+			if i+1 == len(ps) || ps[i+1].EndLSN != p.EndLSN {
+				keep = append(keep, p)
+				continue
+			}
+			repeats = append(repeats, p)
+			key := appendTxnKey(nil, prefixPart, c, p.Spool)
+			if p.Spool == 0 {
+				key = appendEmptyKey(nil, c, p.EndLSN)
+			}
+			if err := b.Delete(key, nil); err != nil {
+				return err
+			}
+		}
+		r.Parts[c] = keep
+		if err := s.Release(repeats); err != nil {
+			return err
+		}
+	}
+	if b.Empty() {
+		return nil
+	}
+	return s.db.apply(ctx, b, false)
 }
 
 // dropOrphans deletes the blocks of chains that no part and no prepared

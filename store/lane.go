@@ -193,26 +193,28 @@ type emptyPart struct {
 	dead bool
 }
 
+// add adds l, or revives it: a part may be given up and spooled again.
 func (o *lsnOrder) add(l dtx.LSN) {
 	if n := len(o.list); n > 0 && o.list[n-1].lsn >= l {
 		i, ok := slices.BinarySearchFunc(o.list, l, emptyPart.compare)
 		if !ok {
 			o.list = slices.Insert(o.list, i, emptyPart{lsn: l})
+		} else if o.list[i].dead {
+			o.list[i].dead = false
+			o.dead--
 		}
 		return
 	}
 	o.list = append(o.list, emptyPart{lsn: l})
 }
 
-// release marks l dead and reports whether it was alive.
-func (o *lsnOrder) release(l dtx.LSN) bool {
+// release marks l dead.
+func (o *lsnOrder) release(l dtx.LSN) {
 	i, ok := slices.BinarySearchFunc(o.list, l, emptyPart.compare)
-	if !ok || o.list[i].dead {
-		return false
+	if ok && !o.list[i].dead {
+		o.list[i].dead = true
+		o.dead++
 	}
-	o.list[i].dead = true
-	o.dead++
-	return true
 }
 
 // takeDead removes the dead and returns them as inclusive ranges.

@@ -108,10 +108,12 @@ type model struct {
 	rels     map[dtx.Content][]modelRel
 	open     []*modelTxn
 	prepared []*modelTxn
-	parts    []*modelTxn // committed, unreleased, in order of commit
-	gone     []*modelTxn // released
+	parts    []*modelTxn             // committed, unreleased, in order of commit
+	gone     []*modelTxn             // released
+	resent   map[dtx.LSN][]*modelTxn // parts given up at a restart and spooled again
 	records  []dtx.CommitRecord
 	recSeq   []int
+	recLow   dtx.LSN // released up to here
 
 	seq, durable int // writes acknowledged, and those of them that were synced
 	nextID       int
@@ -122,7 +124,7 @@ type model struct {
 
 func newModel(t *rapid.T, o Options) *model {
 	m := &model{t: t, ctx: context.Background(), opts: o, contents: []dtx.Content{-1, 0, 7}, nextXID: 10}
-	m.mem = vfs.NewCrashableMem()
+	m.mem, m.resent = vfs.NewCrashableMem(), map[dtx.LSN][]*modelTxn{}
 	m.opts.Dir, m.opts.Subscription, m.opts.fs = "spool", "model", m.mem
 	m.start()
 	return m
@@ -192,7 +194,6 @@ func pick[T any](m *model, label string, xs []T) (T, int) {
 
 func (m *model) rows(*rapid.T) {
 	x, _ := pick(m, "txn", m.open)
-	rels := m.rels[x.content]
 	n := rapid.IntRange(1, 60).Draw(m.t, "rows")
 	size := rapid.SampledFrom([]int{1, 30, 100, 1000, maxWhole - 30, maxWhole, maxWhole + 1, blockSize - 40, blockSize + 1, 3 * blockSize}).Draw(m.t, "size")
 	if size > 1000 {
@@ -204,6 +205,12 @@ func (m *model) rows(*rapid.T) {
 		m.nextXID++
 		x.subs = append(x.subs, xid)
 	}
+	m.insert(x, xid, n, size)
+}
+
+// insert appends n rows of several relations to x.
+func (m *model) insert(x *modelTxn, xid dtx.XID, n, size int) {
+	rels := m.rels[x.content]
 	for i := range n {
 		r := rels[(m.nextID+i/7)%len(rels)]
 		w := wantRow{xid: xid, id: m.nextID, size: size, names: []string{r.name}, width: []int{r.columns}}
@@ -265,7 +272,11 @@ func (m *model) acked(synced bool) int {
 
 func (m *model) commitTxn(x *modelTxn) {
 	m.nextLSN++
-	p := dtx.Part{GXID: dtx.GXID(m.nextLSN), Kind: dtx.TwoPhase, EndLSN: m.nextLSN, CommitTime: dtx.PGTime(m.nextLSN)}
+	m.commitAt(x, m.nextLSN)
+}
+
+func (m *model) commitAt(x *modelTxn, lsn dtx.LSN) {
+	p := dtx.Part{GXID: dtx.GXID(lsn), Kind: dtx.TwoPhase, EndLSN: lsn, CommitTime: dtx.PGTime(lsn)}
 	synced := rapid.Bool().Draw(m.t, "synced")
 	var err error
 	if synced {
@@ -322,6 +333,13 @@ func (m *model) record(*rapid.T) {
 	r := dtx.CommitRecord{GXID: dtx.GXID(m.nextLSN), Kind: dtx.OnePhase, EndLSN: m.nextLSN, CommitTime: 5, Participants: []dtx.Content{-1, 3}}
 	m.check(m.s.AppendRecord(m.ctx, r))
 	m.records, m.recSeq = append(m.records, r), append(m.recSeq, m.acked(false))
+}
+
+func (m *model) releaseRecords(*rapid.T) {
+	_, i := pick(m, "record", m.records)
+	m.recLow = m.records[i].EndLSN
+	m.check(m.s.ReleaseRecords(m.ctx, m.recLow))
+	m.records, m.recSeq = m.records[i+1:], m.recSeq[i+1:]
 }
 
 func (m *model) sync(*rapid.T) {
@@ -461,8 +479,8 @@ func (m *model) end() {
 			}
 		}
 	}
-	if d, n := m.s.deadDisk.Load(), m.s.deadEmpties.Load(); d != 0 || n != 0 {
-		m.t.Fatalf("%d dead bytes and %d dead records are left", d, n)
+	if d := m.s.deadDisk.Load(); d != 0 {
+		m.t.Fatalf("%d dead bytes are left", d)
 	}
 	for _, p := range []byte{prefixData, prefixPart, prefixPrepared, prefixEmpty} {
 		m.check(m.s.scan(m.ctx, p, func(k, _ []byte) error { return fmt.Errorf("key %q is left", k) }))
@@ -474,7 +492,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"begin": m.begin, "rows": m.rows, "more rows": m.rows, "truncate": m.truncate, "abort": m.abortSub,
 		"change": m.change, "commit": m.commit, "prepare": m.prepare, "commit prepared": m.commitPrepared,
-		"drop": m.drop, "drop prepared": m.dropPrepared, "record": m.record, "sync": m.sync, "read": m.read,
+		"drop": m.drop, "drop prepared": m.dropPrepared, "record": m.record, "release records": m.releaseRecords, "sync": m.sync, "read": m.read,
 		"read two": m.readTwo, "release": m.release, "release oldest": m.releaseOldest, "": m.usage,
 	}
 }
@@ -485,6 +503,7 @@ func modelOptions(t *rapid.T, mode Mode) Options {
 		MemBytes:      minMemBytes,
 		tierBytes:     rapid.SampledFrom([]int64{-1, 3 * blockSize, 4 << 20}).Draw(t, "tier"),
 		memtableBytes: rapid.SampledFrom([]int64{256 << 10, 1 << 20}).Draw(t, "memtable"),
+		deleteCount:   rapid.SampledFrom([]int{1, 4, 1000}).Draw(t, "count"),
 		deleteBytes:   rapid.SampledFrom([]int64{1, 100 << 10, 10 << 20}).Draw(t, "delete"),
 	}
 }
@@ -518,10 +537,35 @@ func TestModelSpooled(t *testing.T) {
 			_ = m.s.Close() // on the disk that is gone
 			m.mem, m.opts.fs = clone, clone
 			m.restart()
+			if len(m.parts) > 0 && rapid.Bool().Draw(t, "resend") {
+				m.resend(rapid.IntRange(0, len(m.parts)-1).Draw(t, "from"))
+			}
 		}
 		t.Repeat(a)
 		m.end()
 	})
+}
+
+// resend gives the parts from the i-th on up and spools parts of the same LSNs
+// again, as a stream does whose saved position is before them.
+func (m *model) resend(i int) {
+	old := slices.Clone(m.parts[i:])
+	m.parts = m.parts[:i]
+	var ps []dtx.Part
+	for _, x := range old {
+		ps = append(ps, x.part)
+		m.resent[x.part.EndLSN] = append(m.resent[x.part.EndLSN], x)
+	}
+	m.check(m.s.Release(ps))
+	for _, x := range old {
+		y := &modelTxn{content: x.content, aborted: map[dtx.XID]bool{}, tx: m.writers[x.content].Begin(false)}
+		m.open = append(m.open, y)
+		if len(x.rows) > 0 {
+			m.insert(y, 0, 1+len(x.rows)%3, 50)
+		}
+		m.open = m.open[:len(m.open)-1]
+		m.commitAt(y, x.part.EndLSN)
+	}
 }
 
 // restart opens the spool again and compares what it lists with the model.
@@ -532,7 +576,7 @@ func (m *model) restart() {
 	m.open = nil
 
 	known := map[dtx.LSN]*modelTxn{}
-	for _, x := range slices.Concat(m.parts, m.gone) {
+	for _, x := range slices.Concat(m.gone, m.parts) {
 		known[x.part.EndLSN] = x
 	}
 	released := map[dtx.LSN]bool{}
@@ -545,6 +589,13 @@ func (m *model) restart() {
 	for c, ps := range r.Parts {
 		for i, p := range ps {
 			x := known[p.EndLSN]
+			if x != nil && x.part != p && x.seq > m.durable {
+				for _, o := range m.resent[p.EndLSN] { // it may be the former one
+					if o.part == p {
+						x = o
+					}
+				}
+			}
 			if x == nil || x.part != p || p.Content != c {
 				m.t.Fatalf("recovered part %+v, want %+v", p, x)
 			}
@@ -599,6 +650,7 @@ func (m *model) restart() {
 	m.parts, m.gone = parts, gone
 	slices.SortFunc(m.parts, func(a, b *modelTxn) int { return int(a.part.EndLSN) - int(b.part.EndLSN) })
 
+	r.Records = slices.DeleteFunc(r.Records, func(r dtx.CommitRecord) bool { return r.EndLSN <= m.recLow })
 	for i, rec := range r.Records {
 		if i >= len(m.records) || fmt.Sprint(rec) != fmt.Sprint(m.records[i]) {
 			m.t.Fatalf("recovered record %d: %+v", i, rec)

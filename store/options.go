@@ -61,6 +61,8 @@ type Options struct {
 	memtableBytes int64
 	// deleteBytes replaces the dead bytes on disk that start a bulk delete.
 	deleteBytes int64
+	// deleteCount replaces the dead records of one kind that start one.
+	deleteCount int
 }
 
 const (
@@ -95,6 +97,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.memtableBytes == 0 {
 		o.memtableBytes = o.MemBytes / 10
+	}
+	if o.deleteCount == 0 {
+		o.deleteCount = 4096
 	}
 	if o.deleteBytes == 0 {
 		o.deleteBytes = min(max(o.MaxBytes/16, 1<<20), 64<<20)

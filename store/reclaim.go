@@ -8,10 +8,6 @@ import (
 	"cbrepl/dtx"
 )
 
-// maxDeadEmpties bounds the released parts without rows that are remembered
-// before their records are deleted.
-const maxDeadEmpties = 1 << 14
-
 // runReclaim gives the disk space of dead chains back when enough has gathered.
 // It runs beside the readers and the apply loop, which must not wait for a
 // flush.
@@ -40,14 +36,8 @@ type laneRun struct {
 	deadRun
 }
 
-// takeDead takes the dead runs of all lanes, and what part records are dead
-// beside them.
-func (s *Spool) takeDead(min int64) (runs []laneRun, empties func(*pebble.Batch) error) {
-	type span struct {
-		c    dtx.Content
-		a, b dtx.LSN
-	}
-	var spans []span
+// takeDead takes the dead runs of all lanes.
+func (s *Spool) takeDead(min int64) (runs []laneRun) {
 	for _, l := range s.allLanes() {
 		l.mu.Lock()
 		for k := range l.order {
@@ -56,20 +46,40 @@ func (s *Spool) takeDead(min int64) (runs []laneRun, empties func(*pebble.Batch)
 				runs = append(runs, laneRun{l.content, r})
 			}
 		}
-		s.deadEmpties.Add(int64(-l.empties.dead))
-		for _, e := range l.empties.takeDead() {
-			spans = append(spans, span{l.content, e[0], e[1] + 1})
-		}
 		l.mu.Unlock()
 	}
-	return runs, func(b *pebble.Batch) error {
-		for _, e := range spans {
-			if err := b.DeleteRange(appendEmptyKey(nil, e.c, e.a), appendEmptyKey(nil, e.c, e.b), nil); err != nil {
-				return err
-			}
+	return runs
+}
+
+// deleteEmpties deletes the records of released parts without rows. A part of
+// the same LSN may be spooled again, so the lane is locked until they are gone:
+// Commit notes the part there before it writes the record.
+func (s *Spool) deleteEmpties() error {
+	for _, l := range s.allLanes() {
+		if err := s.deleteEmptiesOf(l); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func (s *Spool) deleteEmptiesOf(l *lane) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.empties.dead == 0 {
 		return nil
 	}
+	b := s.db.NewBatch()
+	defer b.Close()
+	for _, e := range l.empties.takeDead() {
+		if err := b.DeleteRange(appendEmptyKey(nil, l.content, e[0]), appendEmptyKey(nil, l.content, e[1]+1), nil); err != nil {
+			return err
+		}
+	}
+	if b.Empty() {
+		return nil
+	}
+	return s.db.applyNow(b, false)
 }
 
 // reclaim deletes dead runs of at least min bytes by excising their range:
@@ -79,16 +89,16 @@ func (s *Spool) takeDead(min int64) (runs []laneRun, empties func(*pebble.Batch)
 func (s *Spool) reclaim(ctx context.Context, min int64) error {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
-	runs, empties := s.takeDead(min)
+	if err := s.deleteEmpties(); err != nil {
+		return err
+	}
+	runs := s.takeDead(min)
 	var small []laneRun
 	if s.deadDisk.Load() >= 4*s.opts.deleteBytes {
-		small, _ = s.takeDead(0)
+		small = s.takeDead(0)
 	}
 	b := s.db.NewBatch()
 	defer b.Close()
-	if err := empties(b); err != nil {
-		return err
-	}
 	if err := s.deleteRuns(b, runs, prefixPart); err != nil {
 		return err
 	}
@@ -149,12 +159,18 @@ func (s *Spool) excise(ctx context.Context, runs []laneRun) error {
 func (s *Spool) forget(ctx context.Context) error {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
-	runs, empties := s.takeDead(0)
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := empties(b); err != nil {
+	s.recordMu.Lock()
+	err := s.deleteRecords(ctx)
+	s.recordMu.Unlock()
+	if err == nil {
+		err = s.deleteEmpties()
+	}
+	if err != nil {
 		return err
 	}
+	runs := s.takeDead(0)
+	b := s.db.NewBatch()
+	defer b.Close()
 	if err := s.deleteRuns(b, runs, prefixPart, prefixData); err != nil {
 		return err
 	}

@@ -38,10 +38,14 @@ type Spool struct {
 	chains     uint64
 	chainLimit uint64
 
-	// deadDisk and deadEmpties count bytes of dead chains and records of released
-	// parts without rows that are not yet deleted on disk.
-	deadDisk    atomic.Int64
-	deadEmpties atomic.Int64
+	// deadDisk counts the bytes of dead chains that are not yet deleted on disk.
+	deadDisk atomic.Int64
+
+	// recordsKept counts commit records added since the last bulk delete, which
+	// went up to recordsLow; those up to recordsDone are released.
+	recordMu                sync.Mutex
+	recordsKept             int
+	recordsLow, recordsDone dtx.LSN
 
 	recovered *Recovered
 }
@@ -158,7 +162,7 @@ func (s *Spool) Release(parts []dtx.Part) error {
 	}
 	var l *lane
 	var freed int64
-	released := 0
+	released, reclaim := 0, false
 	for i := range parts {
 		p := &parts[i]
 		if l == nil || l.content != p.Content {
@@ -171,9 +175,8 @@ func (s *Spool) Release(parts []dtx.Part) error {
 			l.mu.Lock()
 		}
 		if p.Spool == 0 {
-			if s.opts.Mode == Spooled && l.empties.release(p.EndLSN) {
-				s.deadEmpties.Add(1)
-			}
+			l.empties.release(p.EndLSN)
+			reclaim = reclaim || l.empties.dead >= s.opts.deleteCount
 			continue
 		}
 		n, off := splitID(p.Spool)
@@ -195,7 +198,7 @@ func (s *Spool) Release(parts []dtx.Part) error {
 		l.mu.Unlock()
 	}
 	s.space.add(-freed, -released)
-	if s.deadDisk.Load() >= s.opts.deleteBytes || s.deadEmpties.Load() >= maxDeadEmpties {
+	if reclaim || s.deadDisk.Load() >= s.opts.deleteBytes {
 		select {
 		case s.reclaimC <- struct{}{}:
 		default: // it is asked for already
@@ -263,8 +266,8 @@ func (s *Spool) Close() error {
 	s.db.halt()
 	s.reclaimer.Wait()
 	var errs []error
-	if s.opts.Mode == Spooled && s.db.failed() == nil {
-		errs = append(errs, s.forget(context.Background()), s.db.sync(context.Background()))
+	if ctx := context.Background(); s.opts.Mode == Spooled && s.db.failed() == nil {
+		errs = append(errs, s.forget(ctx), s.db.sync(ctx))
 	}
 	for _, l := range s.allLanes() {
 		l.held.unref()

@@ -254,6 +254,11 @@ func (t *Txn) commit(ctx context.Context, p dtx.Part, sync bool) (dtx.Part, erro
 	}
 	t.aborted = sortXIDs(t.aborted)
 	prepared := t.state == txnPrepared
+	if p.Spool == 0 && t.w.s.opts.Mode == Spooled && t.state != txnEnded {
+		t.w.lane.mu.Lock()
+		t.w.lane.empties.add(p.EndLSN)
+		t.w.lane.mu.Unlock()
+	}
 	err := t.finish(ctx, "spool part", txnEnded, sync, func(b *pebble.Batch) error {
 		if prepared {
 			if err := b.Delete(appendTxnKey(nil, prefixPrepared, c, t.id), nil); err != nil {
@@ -265,16 +270,7 @@ func (t *Txn) commit(ctx context.Context, p dtx.Part, sync bool) (dtx.Part, erro
 		}
 		return b.Set(appendTxnKey(nil, prefixPart, c, t.id), encodePart(p, t.stored()), nil)
 	})
-	if err != nil {
-		return p, err
-	}
-	if p.Spool == 0 && t.w.s.opts.Mode == Spooled {
-		l := t.w.lane
-		l.mu.Lock()
-		l.empties.add(p.EndLSN)
-		l.mu.Unlock()
-	}
-	return p, nil
+	return p, err
 }
 
 // finish completes the rows when they are not yet, writes what record adds (mode
