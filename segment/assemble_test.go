@@ -465,3 +465,26 @@ func TestManySubtransactions(t *testing.T) {
 		t.Error("taken for empty")
 	}
 }
+
+// TestQuiet (field cases 1 and 3): a keepalive counts only between transactions
+// that are sent whole. Those still being streamed commit later than it.
+func TestQuiet(t *testing.T) {
+	r := newRig(t, Stop, 0)
+	for i, step := range []struct {
+		msg   []byte
+		quiet bool
+	}{
+		{pgotest.Begin(0x20, 1, 7), false},
+		{part(0, 1, 'O'), false},
+		{pgotest.Commit(0x20, 0x28, 1), true},
+		{pgotest.StreamStart(8, true), false},
+		{pgotest.StreamStop(), true},
+		{prep('b', 0x30, 0x38, 9, "5"), false},
+		{prep('P', 0x30, 0x38, 9, "5"), true},
+	} {
+		r.must(step.msg)
+		if r.a.Quiet() != step.quiet {
+			t.Errorf("step %d: quiet is %v", i, r.a.Quiet())
+		}
+	}
+}

@@ -1,0 +1,381 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/pgoutput/pgotest"
+	"cbrepl/source/carrier"
+	"cbrepl/source/feed"
+	"cbrepl/source/repl"
+)
+
+// rig is an assembler fed by hand.
+type rig struct {
+	t      testing.TB
+	a      *assembler
+	out    *feed.Out
+	events []dtx.Event
+}
+
+func newRig(t testing.TB, start dtx.LSN) *rig {
+	r := &rig{t: t, a: newAssembler(carrier.Messages{})}
+	r.out = feed.NewOut(dtx.Coordinator, start, -1, func(_ context.Context, ev dtx.Event) error {
+		r.events = append(r.events, ev)
+		return nil
+	})
+	r.reset()
+	return r
+}
+
+func (r *rig) reset() {
+	if err := r.a.Reset(repl.Server{VersionText: "15.99"}, repl.Slot{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) feed(msgs ...[]byte) error {
+	for _, m := range msgs {
+		if err := r.a.Message(context.Background(), r.out, 0xABC, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *rig) must(msgs ...[]byte) {
+	r.t.Helper()
+	if err := r.feed(msgs...); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) expect(want string) {
+	r.t.Helper()
+	var b strings.Builder
+	for _, ev := range r.events {
+		fmt.Fprintf(&b, "%s@%s", ev.Kind, ev.LSN)
+		switch ev.Kind {
+		case dtx.EventRecord:
+			fmt.Fprintf(&b, " gxid=%d %s %v", ev.Record.GXID, ev.Record.Kind, ev.Record.Participants)
+			if ev.Record.EndLSN != ev.LSN {
+				b.WriteString(" at another LSN")
+			}
+		case dtx.EventPart:
+			fmt.Fprintf(&b, " gxid=%d %s content %d", ev.Part.GXID, ev.Part.Kind, ev.Part.Content)
+			if ev.Part.EndLSN != ev.LSN {
+				b.WriteString(" at another LSN")
+			}
+		}
+		if ev.Hold != 0 {
+			fmt.Fprintf(&b, " hold %d", ev.Hold)
+		}
+		if ev.More {
+			b.WriteString(" more")
+		}
+		b.WriteString("\n")
+	}
+	r.events = nil
+	if d := cmp.Diff(strings.TrimLeft(want, "\n"), b.String()); d != "" {
+		r.t.Error(d)
+	}
+}
+
+func record(xid dtx.XID, transactional bool, lsn dtx.LSN, gxid dtx.GXID, kind dtx.Kind, cs ...dtx.Content) []byte {
+	return pgotest.Message(xid, transactional, lsn, carrier.DefaultCommitPrefix,
+		carrier.AppendCommitRecord(nil, dtx.CommitRecord{GXID: gxid, Kind: kind, Participants: cs}))
+}
+
+func part(xid dtx.XID, gxid dtx.GXID) []byte {
+	return pgotest.Message(xid, true, 5, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: gxid, Kind: 'T'}))
+}
+
+func TestRecords(t *testing.T) {
+	r := newRig(t, 0x10)
+	r.must(record(0, false, 0x18, 1, 'T', 1, 0))
+	r.must(pgotest.Begin(0x20, 1, 7), record(0, true, 0x1c, 2, 'O', 2), pgotest.Commit(0x20, 0x28, 1))
+	// Several records of one transaction, and the coordinator's own part, stand at
+	// one LSN; only the last of them completes it.
+	r.must(pgotest.Begin(0x30, 1, 8), record(0, true, 0x2a, 3, 'T', 0, 1), record(0, true, 0x2c, 4, 'O', 1), part(0, 3), pgotest.Commit(0x30, 0x38, 1))
+	r.must(pgotest.Begin(0x40, 1, 9), pgotest.Message(0, true, 1, "other", nil), pgotest.Commit(0x40, 0x48, 1))
+	r.must(pgotest.Message(0, false, 0x49, "other", nil))
+	r.must(pgotest.Begin(0x50, 1, 10), part(0, 5), part(0, 5), pgotest.Commit(0x50, 0x58, 1))
+	r.expect(`
+record@0/18 gxid=1 two-phase [0 1]
+record@0/28 gxid=2 one-phase [2]
+part@0/38 gxid=3 two-phase content -1 more
+record@0/38 gxid=3 two-phase [0 1] more
+record@0/38 gxid=4 one-phase [1]
+position@0/48
+part@0/58 gxid=5 two-phase content -1
+`)
+	if r.out.Reported() != 0x58 || r.a.n.records.Load() != 4 || r.a.n.parts.Load() != 2 {
+		t.Errorf("reported %s, %d records, %d parts", r.out.Reported(), r.a.n.records.Load(), r.a.n.parts.Load())
+	}
+}
+
+// TestMoreIsNotReported: between two events of one LSN a new connection would
+// still start before it.
+func TestMoreIsNotReported(t *testing.T) {
+	r := newRig(t, 0x10)
+	stop := fmt.Errorf("stop")
+	n := 0
+	r.out = feed.NewOut(dtx.Coordinator, 0x10, -1, func(context.Context, dtx.Event) error {
+		if n++; n == 2 {
+			return stop
+		}
+		return nil
+	})
+	err := r.feed(pgotest.Begin(0x30, 1, 8), record(0, true, 1, 3, 'T', 0, 1), record(0, true, 2, 4, 'O', 1), pgotest.Commit(0x30, 0x38, 1))
+	if err != stop || r.out.Reported() != 0x10 {
+		t.Errorf("%v, reported %s", err, r.out.Reported())
+	}
+}
+
+func TestStreamed(t *testing.T) {
+	r := newRig(t, 0)
+	r.must(pgotest.StreamStart(7, true), record(7, true, 0x12, 1, 'T', 0, 1), pgotest.StreamStop())
+	r.must(pgotest.StreamStart(8, true), record(8, true, 0x13, 9, 'T', 0, 1), pgotest.StreamStop())
+	r.must(pgotest.StreamAbort(99, 99), record(0, false, 0x18, 2, 'O', 1), pgotest.StreamAbort(8, 8))
+	r.must(pgotest.StreamStart(7, false), part(7, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1))
+	r.expect(`
+record@0/18 gxid=2 one-phase [1]
+part@0/28 gxid=1 two-phase content -1 more
+record@0/28 gxid=1 two-phase [0 1]
+`)
+	// A new connection sends what was in progress again.
+	r.must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop())
+	r.reset()
+	r.must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(9, 0x40, 0x48, 1))
+	r.expect("record@0/48 gxid=3 two-phase [0 1]\n")
+}
+
+func TestPrepared(t *testing.T) {
+	r := newRig(t, 0)
+	prep := func(typ byte, lsn dtx.LSN, gid string) []byte { return pgotest.Prepare(typ, lsn, lsn+8, 1, 7, gid) }
+	r.must(prep('b', 0x20, "50"), record(0, true, 1, 49, 'T', 0, 1), prep('P', 0x20, "50"))
+	r.must(prep('b', 0x30, "mine"), record(0, true, 1, 51, 'T', 0, 1), prep('P', 0x30, "mine"))
+	r.must(prep('b', 0x40, "60"), prep('P', 0x40, "60"))
+	r.must(pgotest.StreamStart(7, true), part(7, 70), pgotest.StreamStop(), prep('p', 0x50, "other"))
+	if r.out.Reported() != 0x58 {
+		t.Errorf("reported %s", r.out.Reported())
+	}
+	r.reset()
+	r.must(pgotest.CommitPrepared(0x60, 0x68, 1, 7, "50"), pgotest.CommitPrepared(0x70, 0x78, 1, 7, "mine"),
+		pgotest.RollbackPrepared(0x48, 0x88, 1, 2, 7, "60"), pgotest.CommitPrepared(0x90, 0x98, 1, 7, "other"),
+		pgotest.CommitPrepared(0xa0, 0xa8, 1, 7, "from before"), pgotest.RollbackPrepared(1, 0xb8, 1, 2, 7, "from before"))
+	r.expect(`
+hold@0/20 hold 1
+hold@0/30 hold 2
+hold@0/40 hold 3
+hold@0/50 hold 4
+part@0/68 gxid=50 two-phase content -1 hold 1 more
+record@0/68 gxid=49 two-phase [0 1]
+unhold@0/78 hold 2 more
+record@0/78 gxid=51 two-phase [0 1]
+unhold@0/88 hold 3
+part@0/98 gxid=70 two-phase content -1 hold 4
+position@0/A8
+position@0/B8
+`)
+	if r.a.n.open.Load() != 0 {
+		t.Errorf("%d open", r.a.n.open.Load())
+	}
+}
+
+func table(id uint32, schema, name string) []byte {
+	return pgotest.Relation(0, &pgoutput.Relation{ID: id, Schema: schema, Name: name, Identity: 'd'})
+}
+
+// TestFaults stop the stream when their transaction commits, and only then.
+func TestFaults(t *testing.T) {
+	row := pgotest.Insert(0, 1, pgotest.Text("secret-value"))
+	bad := func(body string) []byte {
+		return pgotest.Message(0, true, 0x12, carrier.DefaultCommitPrefix, []byte(body))
+	}
+	for _, c := range []struct {
+		name, want string
+		msgs       [][]byte
+	}{
+		{"row", "table public.t", [][]byte{table(1, "public", "t"), row}},
+		{"truncate", "table public.u", [][]byte{table(1, "public", "t"), table(2, "public", "u"), pgotest.Truncate(0, 0, 2, 1)}},
+		{"ddl", "pg_ddl_table", [][]byte{pgotest.Message(0, true, 0x12, "pg_ddl_table", []byte("secret-value"))}},
+		{"record", "version 2", [][]byte{bad("\x02")}},
+		{"part", "want 10 bytes", [][]byte{pgotest.Message(0, true, 0x12, carrier.DefaultPartPrefix, []byte("\x01T12345678 "))}},
+		{"two parts", "gxid 1 and gxid 2", [][]byte{part(0, 1), part(0, 2)}},
+	} {
+		msgs := append(append([][]byte{pgotest.Begin(0x20, 1, 7)}, c.msgs...), pgotest.Commit(0x20, 0x28, 1))
+		err := newRig(t, 0).feed(msgs...)
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "content -1") {
+			t.Errorf("%s: %v", c.name, err)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: row value in %q", c.name, err)
+		}
+	}
+	// Rolled back in whole or in the subtransaction that did it: no fault.
+	r := newRig(t, 0)
+	r.must(pgotest.StreamStart(7, true), pgotest.Relation(7, &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'}),
+		pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop())
+	r.must(pgotest.StreamStart(17, true), pgotest.Insert(17, 1, pgotest.Text("x")), pgotest.StreamStop())
+	r.must(pgotest.StreamAbort(7, 9), pgotest.StreamAbort(7, 8), pgotest.StreamAbort(17, 17), pgotest.StreamCommit(7, 0x20, 0x28, 1))
+	r.expect("position@0/28\n")
+	r.must(pgotest.StreamStart(7, true), pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop(), pgotest.StreamAbort(7, 8))
+	if err := r.feed(pgotest.StreamCommit(7, 0x30, 0x38, 1)); err == nil || !strings.Contains(err.Error(), "public.t") {
+		t.Errorf("row of a subtransaction that is left: %v", err)
+	}
+	// The policies are cbrepl's own.
+	r = newRig(t, 0)
+	r.must(pgotest.Begin(0x20, 1, 7), table(1, "cbrepl", "distribution_policy"), row, pgotest.Commit(0x20, 0x28, 1))
+	r.expect("position@0/28\n")
+	// Outside transactions there is nothing to wait for.
+	for _, m := range [][]byte{
+		pgotest.Message(0, false, 0x20, carrier.DefaultCommitPrefix, []byte("\x02")),
+		pgotest.Message(0, false, 0x20, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: 1, Kind: 'T'})),
+		pgotest.Message(0, false, 0x20, "pg_ddl_x", nil),
+	} {
+		if err := newRig(t, 0).feed(m); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
+			t.Errorf("%q: %v", m, err)
+		}
+	}
+}
+
+func TestProtocolViolations(t *testing.T) {
+	begin, open := pgotest.Begin(0x20, 1, 7), pgotest.StreamStart(7, true)
+	prep := func(typ byte, gid string) []byte { return pgotest.Prepare(typ, 0x20, 0x28, 1, 7, gid) }
+	for name, msgs := range map[string][][]byte{
+		"row outside":        {table(1, "s", "t"), pgotest.Insert(0, 1)},
+		"row of unknown":     {begin, pgotest.Insert(0, 1)},
+		"message outside":    {record(0, true, 1, 1, 'T', 0, 1)},
+		"begin in begin":     {begin, begin},
+		"commit outside":     {pgotest.Commit(1, 2, 3)},
+		"stream in begin":    {begin, open},
+		"first twice":        {open, pgotest.StreamStop(), open},
+		"never first":        {pgotest.StreamStart(7, false)},
+		"stop outside":       {pgotest.StreamStop()},
+		"commit of nothing":  {pgotest.StreamCommit(7, 1, 2, 3)},
+		"prepare outside":    {prep('P', "1")},
+		"prepare of another": {prep('b', "1"), prep('P', "2")},
+		"commit of prepared": {prep('b', "1"), pgotest.Commit(1, 2, 3)},
+		"no gid":             {prep('b', ""), prep('P', "")},
+		"unknown":            {[]byte("Z")},
+		"empty":              {{}},
+		"malformed":          {[]byte("B1")},
+		"malformed row":      {begin, []byte("I1")},
+		"goes back":          {record(0, false, 0x20, 1, 'O', 1), record(0, false, 0x18, 2, 'O', 1)},
+	} {
+		err := newRig(t, 0).feed(msgs...)
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "content -1") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// FuzzMessages: whatever a server sends, the assembler answers with events or an
+// error.
+func FuzzMessages(f *testing.F) {
+	join := func(msgs ...[]byte) []byte {
+		var b []byte
+		for _, m := range msgs {
+			b = append(append(b, byte(len(m))), m...)
+		}
+		return b
+	}
+	f.Add(join(pgotest.Begin(0x20, 1, 7), record(0, true, 1, 3, 'T', 0, 1), part(0, 3), pgotest.Commit(0x20, 0x28, 1)))
+	f.Add(join(pgotest.StreamStart(7, true), record(7, true, 1, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
+	f.Add(join(pgotest.Prepare('b', 1, 2, 3, 4, "5"), table(1, "a", "b"), pgotest.Truncate(0, 0, 1), pgotest.Prepare('P', 1, 2, 3, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := newRig(t, 0)
+		for len(b) > 0 {
+			n := min(int(b[0]), len(b)-1)
+			m := b[1 : 1+n]
+			b = b[1+n:]
+			if r.feed(m) != nil {
+				return
+			}
+		}
+	})
+}
+
+// TestRandomOrder: records of interleaved transactions arrive in commit order,
+// those of one transaction in their own, each once over cut connections.
+func TestRandomOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		type tx struct {
+			xid  dtx.XID
+			recs []dtx.GXID
+			end  dtx.LSN
+		}
+		var log []tx
+		lsn, gxid := dtx.LSN(0x100), dtx.GXID(0)
+		for i := range 1 + rng.IntN(30) {
+			x := tx{xid: dtx.XID(100 + i)}
+			for range rng.IntN(4) {
+				gxid++
+				x.recs = append(x.recs, gxid)
+			}
+			lsn += dtx.LSN(10 + rng.IntN(50))
+			x.end = lsn
+			log = append(log, x)
+		}
+		r := newRig(t, 0x10)
+		for {
+			budget := rng.IntN(120)
+			start := r.out.Reported()
+			cut := false
+			send := func(m []byte) {
+				if budget--; budget < 0 || cut {
+					cut = true
+					return
+				}
+				r.must(m)
+			}
+			seen := map[dtx.XID]bool{}
+			for i, x := range log {
+				// A few later transactions are streamed meanwhile.
+				if j := i + rng.IntN(4); j < len(log) && j > i && log[j].end > start && !seen[log[j].xid] && rng.IntN(2) == 0 {
+					seen[log[j].xid] = true
+					send(pgotest.StreamStart(log[j].xid, true))
+					for _, g := range log[j].recs {
+						send(record(log[j].xid, true, 1, g, 'O', 1))
+					}
+					send(pgotest.StreamStop())
+				}
+				switch {
+				case x.end <= start:
+				case seen[x.xid]:
+					send(pgotest.StreamCommit(x.xid, x.end-8, x.end, 1))
+				default:
+					send(pgotest.Begin(x.end-8, 1, x.xid))
+					for _, g := range x.recs {
+						send(record(0, true, 1, g, 'O', 1))
+					}
+					send(pgotest.Commit(x.end-8, x.end, 1))
+				}
+			}
+			if !cut {
+				break
+			}
+			r.reset()
+		}
+		var want, got []dtx.GXID
+		for _, x := range log {
+			want = append(want, x.recs...)
+		}
+		for _, ev := range r.events {
+			if ev.Kind == dtx.EventRecord {
+				got = append(got, ev.Record.GXID)
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Fatalf("seed %d: %s", seed, d)
+		}
+	}
+}
