@@ -403,7 +403,11 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 	if sl.head != none {
 		r.img, _ = t.shape.appendImage(r.img[:0], old)
 		for n := sl.head; n != none; n = f.records[n].next {
-			if bytes.Equal(f.get(f.records[n].img), r.img) {
+			img, _, err := r.image(f, &f.records[n])
+			if err != nil {
+				return none, err
+			}
+			if bytes.Equal(img, r.img) {
 				return n, nil
 			}
 		}
@@ -448,7 +452,9 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 		return r.conflict(t, conflictMissingUpdate, r.part, r.keyBuf)
 	}
 	if len(f.records) == records { // an image of this window is known
-		r.fill(f, n)
+		if err := r.fill(f, n); err != nil {
+			return err
+		}
 	}
 	to := s
 	if c.OldKind != 0 {
@@ -469,17 +475,34 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 		return err
 	}
 	r.account(t, before, len(f.records)-records)
-	if rec := &f.records[n]; to != s && rec.partial && rec.orig != none {
-		r.hold(t, r.e.fetchCost, 0)
-	}
 	return nil
 }
 
+// image returns a record's image and its extra columns, wherever they are.
+func (r *run) image(f *fold, rec *record) (img, ext []byte, err error) {
+	if rec.disk == 0 {
+		return f.get(rec.img), f.get(rec.ext), nil
+	}
+	b, err := r.spill.get(rec.disk-1, int(rec.img.n)+int(rec.ext.n))
+	if err != nil {
+		return nil, nil, err
+	}
+	return b[:rec.img.n], b[rec.img.n:], nil
+}
+
 // fill completes r.vals from record n's image.
-func (r *run) fill(f *fold, n int32) {
-	img := f.get(f.records[n].img)
+func (r *run) fill(f *fold, n int32) error {
+	rec := &f.records[n]
+	img, ext, err := r.image(f, rec)
+	if err != nil {
+		return err
+	}
+	if rec.disk != 0 { // back into memory: it is about to change
+		rec.img, rec.ext, rec.disk = f.put(img), f.put(ext), 0
+		img = f.get(rec.img)
+	}
 	if len(img) == 0 {
-		return
+		return nil
 	}
 	filled := false
 	for i := range r.vals {
@@ -492,6 +515,7 @@ func (r *run) fill(f *fold, n int32) {
 		}
 		r.vals[i] = r.old[i]
 	}
+	return nil
 }
 
 func (r *run) delete(t *table, c *pgoutput.Change) error {

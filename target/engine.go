@@ -27,7 +27,9 @@ type Engine struct {
 	pool      pool
 	folds     []*fold
 	foldBytes int64
-	// fetchCost is the running estimate of a fetched row's size.
+	// fetchCost is what a fetched row is expected to take, in bytes: the largest
+	// of the last statement's, or half of what was expected before. It begins high,
+	// so that the first statements fetch few rows.
 	fetchCost int64
 }
 
@@ -45,7 +47,7 @@ func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Ta
 		sources:   make(map[Name]*source.Table, len(sources)),
 		tables:    make(map[Name]*table, len(targets)),
 		relations: make(map[*pgoutput.Relation]*relation),
-		fetchCost: 16 << 10,
+		fetchCost: opt.FetchBytes,
 		pool:      pool{limit: opt.QueueBytes},
 	}
 	byName := make(map[Name]*Table, len(targets))

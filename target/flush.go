@@ -2,7 +2,6 @@ package target
 
 import (
 	"bytes"
-	"slices"
 
 	"cbrepl/pgoutput"
 )
@@ -50,7 +49,12 @@ func (fl *flusher) hold() *fold {
 		}
 		s := held.slotOf(f.get(f.slots[rec.cur].key))
 		h := &held.records[held.add(s, none, rec.part)]
-		h.img, h.ext, h.fetched = held.put(f.get(rec.img)), held.put(f.get(rec.ext)), rec.fetched
+		h.fetched = rec.fetched
+		if rec.disk != 0 {
+			h.img, h.ext, h.disk = rec.img, rec.ext, rec.disk
+			continue
+		}
+		h.img, h.ext = held.put(f.get(rec.img)), held.put(f.get(rec.ext))
 		if fl.sh.images {
 			h.img = held.slots[s].key
 		}
@@ -78,9 +82,12 @@ type flusher struct {
 	groups []*group
 	whole  *group  // of updates that lack nothing
 	full   []*work // statements that take no more rows
-	kv     [][]byte
-	v      []pgoutput.Value
-	mask   []byte
+	// lists are the rows to fetch when they are deleted.
+	lists []*fetchList
+	kv    [][]byte
+	v     []pgoutput.Value
+	mask  []byte
+	ext   []byte
 }
 
 // group is the records that lack the same columns.
@@ -104,10 +111,8 @@ type work struct {
 	count             []int64 // of images
 	recs              []int32
 	parts             []int32
-	// found is what each segment answered, per operation sent; updated what an
-	// update in place found before moveShort.
-	found   [][]Found
-	updated []Found
+	// found is what each segment answered, per operation sent.
+	found [][]Found
 }
 
 // changes sends the deletes and updates in place.
@@ -170,58 +175,6 @@ func (fl *flusher) oldPlace(rec *record) (int, error) {
 		return int(rec.seg), nil
 	}
 	return somewhere, nil
-}
-
-// deletes sends the deletes of rows that are gone and of rows that move.
-func (fl *flusher) deletes() error {
-	f, sh := fl.f, fl.sh
-	await := fl.uncertain()
-	for n := range f.records {
-		rec := &f.records[n]
-		if rec.orig == none {
-			continue
-		}
-		old, err := fl.oldPlace(rec)
-		if err != nil {
-			return fl.at(rec.part, err)
-		}
-		g := fl.group(nil, false)
-		if rec.cur != none {
-			if rec.move, err = fl.moves(rec, old); err != nil {
-				return err
-			}
-			if !rec.move {
-				continue
-			}
-			if rec.partial || len(sh.extra) > 0 {
-				g = fl.group(f.get(rec.img), true)
-				await = true
-			}
-			// A moved row that is missing must not be inserted when conflicts are
-			// only logged.
-			await = await || fl.e.opt.OnConflict == ConflictLog
-		}
-		w := fl.workFor(g, old)
-		fl.addKey(w, int32(n), rec)
-	}
-	return fl.sendDeletes(fl.takeWorks(), await)
-}
-
-// moves reports whether a live record that was in the table has to be deleted
-// and inserted: its identity or its segment changed.
-func (fl *flusher) moves(rec *record, old int) (bool, error) {
-	if rec.cur != rec.orig {
-		return true, nil
-	}
-	if fl.t.place != placeHash || fl.sh.keyed || old == somewhere {
-		return false, nil
-	}
-	fl.v = appendValues(fl.v[:0], fl.f.get(rec.img))
-	seg, err := fl.segment(fl.t, fl.v)
-	if err != nil {
-		return false, fl.at(rec.part, err)
-	}
-	return seg != old && seg != somewhere, nil
 }
 
 // group finds the group of records that lack the same columns as img. fetch
@@ -326,80 +279,6 @@ func (fl *flusher) addKey(w *work, n int32, rec *record) {
 	w.parts = append(w.parts, rec.part)
 }
 
-// updates sends the updates in place, and deletes rows that turn out to need a
-// move: their unique values change, or they live on another segment.
-func (fl *flusher) updates() error {
-	f, sh := fl.f, fl.sh
-	for n := range f.records {
-		rec := &f.records[n]
-		if rec.orig == none || rec.cur == none || rec.move {
-			continue
-		}
-		img := f.get(rec.img)
-		g := fl.whole
-		if rec.partial || g == nil {
-			g = fl.group(img, false)
-			if !rec.partial {
-				fl.whole = g
-			}
-		}
-		place, err := fl.oldPlace(rec)
-		if err == nil && place == somewhere {
-			fl.v = appendValues(fl.v[:0], img)
-			place, err = fl.segment(fl.t, fl.v)
-		}
-		if err != nil {
-			return fl.at(rec.part, err)
-		}
-		w := fl.workFor(g, place)
-		if w.n == 0 {
-			same := sh.guards
-			if place == somewhere {
-				// A column of the distribution key is unchanged and not known. The row
-				// stays on its segment only if the others did not change either.
-				same = union(same, sh.dist)
-			}
-			w.setCols, w.sameCols = fl.without(sh.set, g), fl.without(same, g)
-			w.set, w.same = fl.vecs(len(w.setCols)), fl.vecs(len(w.sameCols))
-		}
-		fl.addKey(w, int32(n), rec)
-		fl.v = appendValues(fl.v[:0], img)
-		for i, s := range w.setCols {
-			w.set[i].AppendValue(fl.v[s])
-		}
-		for i, s := range w.sameCols {
-			w.same[i].AppendValue(fl.v[s])
-		}
-		w.size += int64(len(img))
-	}
-	fl.whole = nil
-	return fl.sendUpdates(fl.takeWorks(), len(sh.guards) > 0 || fl.uncertain())
-}
-
-func union(a, b []int) []int {
-	out := slices.Clone(a)
-	for _, c := range b {
-		if !slices.Contains(out, c) {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
-// without lists the columns that are not unresolved in g.
-func (fl *flusher) without(cols []int, g *group) []int {
-	if len(g.unresolved) == 0 {
-		return cols
-	}
-	out := make([]int, 0, len(cols))
-	for _, c := range cols {
-		if !slices.Contains(g.unresolved, c) {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
 // targets translates source columns to target columns.
 func (s *shape) targets(cols []int) []int {
 	out := make([]int, len(cols))
@@ -432,12 +311,16 @@ func (fl *flusher) insertRows(fetched bool, cols []int) (more bool, err error) {
 			more = true
 			continue
 		}
-		fl.v = appendValues(fl.v[:0], f.get(rec.img))
+		img, ext, err := fl.image(f, rec)
+		if err != nil {
+			return more, fl.at(rec.part, err)
+		}
+		fl.v = appendValues(fl.v[:0], img)
 		place, err := fl.segmentOfNew(t, fl.v, rec.part)
 		if err != nil {
 			return more, err
 		}
-		fl.v = appendValues(fl.v, f.get(rec.ext))
+		fl.v = appendValues(fl.v, ext)
 		if err := fl.addCopy(t, place, cols, fl.v, rec.part); err != nil {
 			return more, err
 		}

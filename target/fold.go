@@ -47,7 +47,10 @@ type slot struct {
 type record struct {
 	img ref
 	// ext holds the fetched values of the table's extra columns.
-	ext       ref
+	ext ref
+	// disk is set when image and ext, one behind the other, are in the run's spill
+	// at disk-1; img and ext then tell their sizes only.
+	disk      int64
 	orig, cur int32
 	next      int32 // next live record of the same slot
 	part      int32 // the part that changed it last

@@ -109,7 +109,10 @@ func (fl *flusher) settleImages(w *work) error {
 			}
 		}
 	}
-	left := fl.take(w, w.found[0][0])
+	left, err := fl.take(w, w.found[0][0])
+	if err != nil {
+		return err
+	}
 	if fl.uncertain() {
 		for seg := range fl.t.segs {
 			if len(left) == 0 {
@@ -130,7 +133,9 @@ func (fl *flusher) settleImages(w *work) error {
 			if err := fl.lanes.wait(); err != nil {
 				return err
 			}
-			left = fl.take(a, a.found[0][0])
+			if left, err = fl.take(a, a.found[0][0]); err != nil {
+				return err
+			}
 			fl.release(a)
 		}
 	}
@@ -162,7 +167,7 @@ func (fl *flusher) chain(n int32) int64 {
 
 // take hands the found rows to the records of their image, first come first
 // served, and returns the heads of the chains that are left.
-func (fl *flusher) take(w *work, got Found) []int32 {
+func (fl *flusher) take(w *work, got Found) ([]int32, error) {
 	heads := append([]int32(nil), w.recs...)
 	nf := 0
 	if w.g.fetch {
@@ -177,7 +182,9 @@ func (fl *flusher) take(w *work, got Found) []int32 {
 		heads[ord] = rec.next
 		rec.hit = true
 		if nf > 0 && rec.cur != none {
-			fl.refill(rec, w.g, got.Values[r*nf:(r+1)*nf])
+			if err := fl.refill(rec, w.g, got.Values[r*nf:(r+1)*nf]); err != nil {
+				return nil, fl.at(rec.part, err)
+			}
 		}
 	}
 	left := heads[:0]
@@ -186,5 +193,5 @@ func (fl *flusher) take(w *work, got Found) []int32 {
 			left = append(left, n)
 		}
 	}
-	return left
+	return left, nil
 }

@@ -37,6 +37,12 @@ type Options struct {
 	ChunkBytes int
 	// ChunkRows bounds the rows of one update or delete statement. 0 is 50,000.
 	ChunkRows int
+	// FetchBytes is the size aimed at for rows fetched from the target by one
+	// statement. 0 is 4 MiB.
+	FetchBytes int64
+	// TempDir takes fetched rows that do not fit a window; "" is the system's
+	// directory for temporary files.
+	TempDir string
 }
 
 // EnsureDefaults fills what was left zero.
@@ -59,6 +65,9 @@ func (o *Options) EnsureDefaults() {
 	if o.ChunkRows == 0 {
 		o.ChunkRows = 50_000
 	}
+	if o.FetchBytes == 0 {
+		o.FetchBytes = 4 << 20
+	}
 }
 
 // Validate joins all problems.
@@ -72,7 +81,7 @@ func (o *Options) Validate() error {
 		v    int64
 	}{
 		{"window bytes", o.WindowBytes}, {"window rows", int64(o.WindowRows)}, {"hold bytes", o.HoldBytes}, {"queue bytes", o.QueueBytes},
-		{"chunk bytes", int64(o.ChunkBytes)}, {"chunk rows", int64(o.ChunkRows)},
+		{"chunk bytes", int64(o.ChunkBytes)}, {"chunk rows", int64(o.ChunkRows)}, {"fetch bytes", o.FetchBytes},
 	} {
 		if f.v < 1 {
 			errs = append(errs, fmt.Errorf("%s is %d: want at least 1", f.name, f.v))

@@ -29,6 +29,8 @@ type run struct {
 	skipped int64
 	// held is set when a dirty table holds inserts back.
 	held bool
+	// spill holds fetched rows that do not fit in memory.
+	spill spill
 
 	mu     sync.Mutex // guards result while lanes run
 	result Result
@@ -42,13 +44,17 @@ type run struct {
 
 func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be Backend) *run {
 	r := &run{e: e, be: be, lanes: newLanes(ctx, len(e.segments), e.opt.QueueBytes)}
+	r.spill.dir = e.opt.TempDir
 	for _, s := range b.Steps {
 		r.parts = append(r.parts, s.Parts...)
 	}
 	return r
 }
 
-func (r *run) finish(err error) error { return r.lanes.finish(err) }
+func (r *run) finish(err error) error {
+	defer r.spill.close()
+	return r.lanes.finish(err)
+}
 
 // batch walks the steps.
 func (r *run) batch(b *dtx.Batch, rows Rows) error {
@@ -180,6 +186,9 @@ func (r *run) flushAll(midway bool) error {
 		}
 	}
 	r.dirty = left
+	if !r.held {
+		r.spill.reset()
+	}
 	return nil
 }
 

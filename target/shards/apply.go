@@ -281,9 +281,11 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 	if len(errs) == 0 {
 		return nil
 	}
-	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: problems(errs),
+	return &dtx.Error{
+		Op: opCommit, Class: dtx.ClassRetry, Err: problems(errs),
 		Msg:  fmt.Sprintf("batch %d is decided and not yet committed on %d of %d shards", seq, len(errs), len(touched)),
-		Hint: "The next open commits it there"}
+		Hint: "The next open commits it there",
+	}
 }
 
 // commitAgain repeats COMMIT PREPARED while the server refuses it for a passing

@@ -116,8 +116,14 @@ func TestCancel(t *testing.T) {
 		point string
 		done  bool
 	}{
-		{"before_begin", false}, {"test_rows_written", false}, {"before_prepare", false}, {"between_prepare", false}, {"after_prepare", false},
-		{"after_decide", true}, {"between_commit_prepared", true}, {"after_commit", true},
+		{"before_begin", false},
+		{"test_rows_written", false},
+		{"before_prepare", false},
+		{"between_prepare", false},
+		{"after_prepare", false},
+		{"after_decide", true},
+		{"between_commit_prepared", true},
+		{"after_commit", true},
 	} {
 		ctx, cancel := context.WithCancel(testCtx(t))
 		tg.private.onPoint = func(name string) error {
@@ -170,7 +176,7 @@ func TestBatchError(t *testing.T) {
 	checkWorld(t, h, o, openUntil(t, tg))
 	// A statement that waits for a lock gives up, and the batch is tried again.
 	o.LockTimeout = 200 * time.Millisecond
-	tg.Close()
+	closeTarget(t, tg)
 	tg = historyTarget(t, h, o, 0)
 	openUntil(t, tg)
 	execSQL(t, dbs[0], "BEGIN; LOCK app.account; PREPARE TRANSACTION 'holder'")

@@ -202,10 +202,12 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 			return i, i >= 0
 		}
 		columnsOnly := string(r[6]) == "t"
-		u := target.Unique{Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
+		u := target.Unique{
+			Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
 			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
 			// An index of one partition does not make a row of the root unique.
-			Plain: columnsOnly && rel == t.oid}
+			Plain: columnsOnly && rel == t.oid,
+		}
 		reads := map[int]bool{}
 		for _, f := range splitList(r[7]) {
 			if i, ok := column(f); ok { // 0 stands for an expression

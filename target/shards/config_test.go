@@ -188,7 +188,7 @@ func TestSynchronousCommit(t *testing.T) {
 		if err != nil || string(rows[0][0]) != want {
 			t.Errorf("synchronous_commit is %s with default %s (%v), want %s", rows, set, err, want)
 		}
-		tg.Close()
+		closeTarget(t, tg)
 	}
 }
 
@@ -200,8 +200,10 @@ func TestOptions(t *testing.T) {
 		{Options{}, []string{"3 problems", `subscription name ""`, "coordinator database's connection string is missing", "0 shards"}},
 		{Options{Subscription: "Upper", Coordinator: "x", Shards: []string{"", "host=a"}}, []string{`subscription name "Upper"`, "connection string of shard 0 is missing"}},
 		{Options{Subscription: strings.Repeat("a", 64), Coordinator: "x", Shards: []string{"host=a"}, LockWait: -1}, []string{"1 to 63", "lock wait is -1ns"}},
-		{Options{Subscription: "a", Coordinator: "postgres://u:canary/pw@h/d", Shards: []string{"host=a port=canary"}},
-			[]string{"the connection string of the coordinator database cannot be parsed", "the connection string of the shard 0 cannot be parsed", "percent-encoded"}},
+		{
+			Options{Subscription: "a", Coordinator: "postgres://u:canary/pw@h/d", Shards: []string{"host=a port=canary"}},
+			[]string{"the connection string of the coordinator database cannot be parsed", "the connection string of the shard 0 cannot be parsed", "percent-encoded"},
+		},
 	} {
 		_, err := New(c.o)
 		wantError(t, err, dtx.ClassStop, c.parts...)
@@ -219,10 +221,14 @@ func TestServerErrorHidesValues(t *testing.T) {
 	}{
 		{pgconn.PgError{Code: "22P02", Message: `invalid input syntax for type integer: "canary"`, Where: "canary"}, `invalid input syntax for type integer: (value not shown) (SQLSTATE 22P02)`},
 		{pgconn.PgError{Code: "22003", Message: `value "can"ary" is out of range for type integer`}, `value (value not shown) is out of range for type integer (SQLSTATE 22003)`},
-		{pgconn.PgError{Code: "23505", Message: `duplicate key value violates unique constraint "t_pkey"`, Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
-			`duplicate key value violates unique constraint "t_pkey" (SQLSTATE 23505)`},
-		{pgconn.PgError{Code: "23502", Message: `null value in column "b" of relation "t" violates not-null constraint`, Detail: "Failing row contains (canary).", ColumnName: "b"},
-			`null value in column "b" of relation "t" violates not-null constraint (SQLSTATE 23502)`},
+		{
+			pgconn.PgError{Code: "23505", Message: `duplicate key value violates unique constraint "t_pkey"`, Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
+			`duplicate key value violates unique constraint "t_pkey" (SQLSTATE 23505)`,
+		},
+		{
+			pgconn.PgError{Code: "23502", Message: `null value in column "b" of relation "t" violates not-null constraint`, Detail: "Failing row contains (canary).", ColumnName: "b"},
+			`null value in column "b" of relation "t" violates not-null constraint (SQLSTATE 23502)`,
+		},
 		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "raised by a function on the target; its text can hold row values and is only in that server's log (SQLSTATE P0001)"},
 	} {
 		err := fail("apply batch", "shard 0", &c.pg)

@@ -66,8 +66,10 @@ func (t *Target) decide(ctx context.Context, b *dtx.Batch, touched []*node) erro
 		t.abandon(ctx) // nothing was sent
 		return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Msg: t.co.String(), Err: res.Err}
 	}
-	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: clean(res.Err),
-		Msg: "the connection to the " + t.co.String() + " was lost while batch " + strconv.FormatUint(b.Seq, 10) + " was being decided; the next open tells whether it was"}
+	return &dtx.Error{
+		Op: opCommit, Class: dtx.ClassRetry, Err: clean(res.Err),
+		Msg: "the connection to the " + t.co.String() + " was lost while batch " + strconv.FormatUint(b.Seq, 10) + " was being decided; the next open tells whether it was",
+	}
 }
 
 // decideParams encodes the statement's parameters, as text.

@@ -86,8 +86,10 @@ func (s *items) batch(seq uint64, n int) (*dtx.Batch, memRows) {
 		}
 	}
 	part := dtx.Part{GXID: dtx.GXID(seq), Content: 0, Spool: dtx.SpoolID(seq), Rows: int64(len(changes))}
-	return &dtx.Batch{Seq: seq, GXIDs: []dtx.GXID{part.GXID}, Steps: []dtx.Step{{Parts: []dtx.Part{part}}},
-		Positions: []dtx.Position{{Content: 0, LSN: dtx.LSN(seq)}}}, memRows{part.Spool: changes}
+	return &dtx.Batch{
+		Seq: seq, GXIDs: []dtx.GXID{part.GXID}, Steps: []dtx.Step{{Parts: []dtx.Part{part}}},
+		Positions: []dtx.Position{{Content: 0, LSN: dtx.LSN(seq)}},
+	}, memRows{part.Spool: changes}
 }
 
 // check compares the shards with the oracle and every row's place with cdbhash.
@@ -132,7 +134,7 @@ func TestEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tg.Close()
+	defer closeTarget(t, tg)
 	openUntil(t, tg)
 	if err := initHistory(testCtx(t), tg); err != nil {
 		t.Fatal(err)
@@ -140,8 +142,10 @@ func TestEngine(t *testing.T) {
 	seed := rand.Uint64() >> 32
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	s := &items{r: r, rows: map[int]string{}, rel: &pgoutput.Relation{ID: 1, Schema: "app", Name: "item", Identity: 'd',
-		Columns: []pgoutput.Column{{Key: true, Name: "id", TypeOID: 23}, {Name: "v", TypeOID: 25}}}}
+	s := &items{r: r, rows: map[int]string{}, rel: &pgoutput.Relation{
+		ID: 1, Schema: "app", Name: "item", Identity: 'd',
+		Columns: []pgoutput.Column{{Key: true, Name: "id", TypeOID: 23}, {Name: "v", TypeOID: 25}},
+	}}
 	integer, _ := router.BuiltinType(23)
 	policy := router.Policy{Kind: router.Hash, NumSegments: 3, Columns: []router.Column{{Name: "id", Type: integer}}}
 	for seq := uint64(1); seq <= 60; seq++ {
@@ -221,7 +225,7 @@ func BenchmarkSmallBatches(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer tg.Close()
+	defer closeTarget(b, tg)
 	tg.private.newEngine = func() engine { return oneRow{tg} }
 	if _, err := tg.Open(ctx); err != nil {
 		b.Fatal(err)
@@ -232,10 +236,12 @@ func BenchmarkSmallBatches(b *testing.B) {
 	seq := uint64(0)
 	for b.Loop() {
 		seq++
-		batch := &dtx.Batch{Seq: seq, Steps: []dtx.Step{{Parts: []dtx.Part{{GXID: 1, Spool: 1}}}},
+		batch := &dtx.Batch{
+			Seq: seq, Steps: []dtx.Step{{Parts: []dtx.Part{{GXID: 1, Spool: 1}}}},
 			Positions: []dtx.Position{{Content: 0, LSN: dtx.LSN(seq + 1)}, {Content: 1, LSN: dtx.LSN(seq + 1)}},
 			DedupAdd:  []dtx.DedupEntry{{GXID: dtx.GXID(seq), Pending: []dtx.Position{{Content: -1, LSN: dtx.MaxLSN}}}},
-			DedupDrop: []dtx.GXID{dtx.GXID(seq - 1)}}
+			DedupDrop: []dtx.GXID{dtx.GXID(seq - 1)},
+		}
 		if _, err := tg.Apply(ctx, batch, nil); err != nil {
 			b.Fatal(err)
 		}

@@ -247,10 +247,12 @@ func (t *Target) checkRoom(ctx context.Context, n *node) error {
 		}
 		names = append(names, fmt.Sprintf("%s (database %s)", r[0], r[1]))
 	}
-	return &dtx.Error{Op: opOpen, Class: dtx.ClassRetry,
+	return &dtx.Error{
+		Op: opOpen, Class: dtx.ClassRetry,
 		Msg: fmt.Sprintf("the %s has room for %d prepared transactions and holds %d, none of this subscription: %s",
 			n, n.facts.maxPrepared, len(rows), strings.Join(names, ", ")),
-		Hint: "Let their owners finish them, or raise max_prepared_transactions and restart that server"}
+		Hint: "Let their owners finish them, or raise max_prepared_transactions and restart that server",
+	}
 }
 
 // checkShare finds out whether every subscription of a shard can have a batch

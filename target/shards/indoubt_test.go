@@ -41,7 +41,7 @@ func TestInDoubtTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tg.Close()
+	closeTarget(t, tg)
 	db := databaseOID(t, dbs[0])
 	gid := func(epoch, batch uint64) string { return batchID{epoch, batch}.gid("test", db) }
 
@@ -80,7 +80,7 @@ func TestInDoubtTable(t *testing.T) {
 	checkWorld(t, h, o, st)
 
 	// Below the decision: no batch of this cluster can be there.
-	tg.Close()
+	closeTarget(t, tg)
 	prepareAs(t, dbs[0], gid(2, 2), 1)
 	prepareAs(t, dbs[0], gid(7, 8), 2)
 	_, err := historyTarget(t, h, o, 0).Open(testCtx(t))
@@ -113,7 +113,7 @@ func TestLostWork(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tg.Close()
+	closeTarget(t, tg)
 	open := func() error {
 		_, err := historyTarget(t, h, o, 0).Open(testCtx(t))
 		return err

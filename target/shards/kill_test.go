@@ -74,7 +74,7 @@ func TestKill(t *testing.T) {
 	kills := 0
 	check := func(point string) {
 		st := openUntil(t, checker)
-		defer checker.Close()
+		defer closeTarget(t, checker)
 		if st.Batch < reported || st.Batch > job.Until {
 			t.Fatalf("after a kill at %s the target is at batch %d, %d were reported of %d", point, st.Batch, reported, job.Until)
 		}

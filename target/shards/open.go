@@ -214,7 +214,8 @@ func (t *Target) readState(ctx context.Context, row subscriptionRow) (target.Sta
 		c := dtx.Content(atoi(r[0]))
 		st.Positions = append(st.Positions, dtx.Position{Content: c, LSN: lsn})
 		st.Streams = append(st.Streams, target.StreamIdentity{
-			Content: c, SystemID: string(r[2]), Slot: string(r[3]), Timeline: int32(atoi(r[4]))})
+			Content: c, SystemID: string(r[2]), Slot: string(r[3]), Timeline: int32(atoi(r[4])),
+		})
 	}
 	if row.initialized != (len(rows) > 0) {
 		return st, stop(opOpen, "Somebody has edited these tables; restore them from a backup",

@@ -40,10 +40,10 @@ func newGate(t *testing.T, dsn string) (*gate, string) {
 	u.Host = l.Addr().String()
 	g.wg.Go(g.accept)
 	t.Cleanup(func() {
-		l.Close()
+		_ = l.Close()
 		g.mu.Lock()
 		for _, c := range g.conns {
-			c.Close()
+			_ = c.Close()
 		}
 		g.mu.Unlock()
 		g.wg.Wait()
@@ -59,7 +59,7 @@ func (g *gate) accept() {
 		}
 		server, err := net.Dial("tcp", g.server)
 		if err != nil {
-			client.Close()
+			_ = client.Close()
 			continue
 		}
 		g.mu.Lock()
@@ -67,10 +67,10 @@ func (g *gate) accept() {
 		g.mu.Unlock()
 		g.wg.Go(func() {
 			_, _ = io.Copy(server, client)
-			server.Close()
+			_ = server.Close()
 		})
 		g.wg.Go(func() {
-			defer client.Close()
+			defer func() { _ = client.Close() }()
 			buf := make([]byte, 64<<10)
 			for {
 				n, err := server.Read(buf)
@@ -78,8 +78,8 @@ func (g *gate) accept() {
 					return
 				}
 				if g.cut() {
-					client.Close()
-					server.Close()
+					_ = client.Close()
+					_ = server.Close()
 					return
 				}
 				if _, err := client.Write(buf[:n]); err != nil {
@@ -193,7 +193,7 @@ func TestSilentServer(t *testing.T) {
 		}
 		tg.opts.OpenTimeout = o.OpenTimeout
 		checkWorld(t, h, o, openUntil(t, tg))
-		tg.Close()
+		closeTarget(t, tg)
 	}
 }
 
@@ -219,6 +219,6 @@ func TestOpenCancelled(t *testing.T) {
 		}
 		other := historyTarget(t, h, o, 0)
 		checkWorld(t, h, o, openUntil(t, other)) // the lock is free
-		other.Close()
+		closeTarget(t, other)
 	}
 }

@@ -92,7 +92,8 @@ func (h history) batch(seq uint64, salt uint64) (*dtx.Batch, map[int]change) {
 		}
 	}
 	b.DedupAdd = []dtx.DedupEntry{{GXID: dtx.GXID(seq * 10), Pending: []dtx.Position{
-		{Content: -1, LSN: dtx.MaxLSN}, {Content: dtx.Content(r.IntN(3)), LSN: dtx.LSN(seq * 7)}}}}
+		{Content: -1, LSN: dtx.MaxLSN}, {Content: dtx.Content(r.IntN(3)), LSN: dtx.LSN(seq * 7)},
+	}}}
 	for g := range seq {
 		switch {
 		case g > 0 && r.IntN(6) == 0:
@@ -239,7 +240,7 @@ func tryExec(ctx context.Context, dsn, sql string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	return conn.Exec(ctx, sql).Close()
 }
 
@@ -250,7 +251,7 @@ func queryRows(t *testing.T, dsn, sql string) [][]string {
 	if err != nil {
 		t.Fatalf("connect: %v", err)
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	results, err := conn.Exec(testCtx(t), sql).ReadAll()
 	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
@@ -318,6 +319,13 @@ func newHistoryTarget(h history, o Options, salt uint64) (*Target, error) {
 	}
 	tg.private.newEngine = func() engine { return &writer{tg, h, salt} }
 	return tg, nil
+}
+
+func closeTarget(t testing.TB, tg *Target) {
+	t.Helper()
+	if err := tg.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 func applyBatch(ctx context.Context, tg *Target, h history, seq, salt uint64) error {
