@@ -346,7 +346,10 @@ func (n *node) hashMultirange(v []byte, s *scratch) (uint32, error) {
 		return 0, errSyntax
 	}
 	h := uint32(1)
-	if c.skip('}') && c.end() {
+	if c.skip('}') {
+		if !c.end() {
+			return 0, errSyntax
+		}
 		return h, nil
 	}
 	var prev rangeValue

@@ -92,7 +92,8 @@ func (r *Router) Policy() Policy { return r.policy }
 func (r *Router) Legacy() bool { return r.legacy }
 
 // Segment routes a row of a hash-policy table. key holds the key columns' text
-// values in key order, nil for NULL. It does not allocate.
+// values in key order, nil for NULL (an empty value is not nil). It does not
+// allocate.
 func (r *Router) Segment(key [][]byte) (dtx.Content, error) {
 	if r.int8 && len(key) == 1 && key[0] != nil { // the commonest key
 		if x, err := parseInt(key[0], math.MinInt64, math.MaxInt64); err == nil {
