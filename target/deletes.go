@@ -100,6 +100,9 @@ func (fl *flusher) moves(rec *record, old int) (bool, error) {
 	if rec.cur != rec.orig {
 		return true, nil
 	}
+	if rec.untouched() {
+		return false, nil
+	}
 	if fl.t.place != placeHash || fl.sh.keyed || old == somewhere {
 		return false, nil
 	}

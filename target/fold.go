@@ -67,6 +67,10 @@ type record struct {
 	hit bool
 }
 
+// untouched reports whether the record has no image yet: the one change of it
+// was a conflict.
+func (rec *record) untouched() bool { return rec.img.n == 0 }
+
 // recordCost is what a record and its slot take besides key and image, in bytes.
 const recordCost = 80
 

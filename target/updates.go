@@ -11,7 +11,7 @@ func (fl *flusher) updates() error {
 	f, sh := fl.f, fl.sh
 	for n := range f.records {
 		rec := &f.records[n]
-		if rec.orig == none || rec.cur == none || rec.move {
+		if rec.orig == none || rec.cur == none || rec.move || rec.untouched() {
 			continue
 		}
 		img := f.get(rec.img)
