@@ -215,7 +215,7 @@ func testValues(t *testing.T, f Fixture) {
 		{"time with time zone", []string{"12:00:00+05:30"}},
 		{"timestamp without time zone", []string{"-infinity", "2020-02-29 12:00:00.000001"}},
 		{"timestamp with time zone", []string{"2020-02-29 12:00:00+00", "infinity"}},
-		{"interval", []string{"1 year 2 mons -3 days 04:05:06.7", "-00:00:01"}},
+		{"interval", []string{"1 year 2 mons -3 days +04:05:06.7", "-00:00:01"}},
 		{"uuid", []string{"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"}},
 		{"inet", []string{"192.168.0.1/24", "10.0.0.1", "::1"}}, {"cidr", []string{"10.0.0.0/8"}}, {"macaddr", []string{"08:00:2b:01:02:03"}},
 		{"json", []string{`{"a": [1, null, "\t\u20ac"]}`}}, {"jsonb", []string{`{"a": [1, null, "€"]}`, `"\\"`}},
