@@ -488,3 +488,45 @@ func TestQuiet(t *testing.T) {
 		}
 	}
 }
+
+// FuzzMessages: whatever a server sends, the assembler answers with events or an
+// error, and leaves nothing open behind.
+func FuzzMessages(f *testing.F) {
+	join := func(msgs ...[]byte) []byte {
+		var b []byte
+		for _, m := range msgs {
+			b = append(append(b, byte(len(m))), m...)
+		}
+		return b
+	}
+	f.Add(join(pgotest.Begin(0x20, 1, 7), pgotest.Relation(0, rel(1, "a", "x")), part(0, 3, 'T'), ins(0, 1, "v"), pgotest.Truncate(0, 0, 1), pgotest.Commit(0x20, 0x28, 1)))
+	f.Add(join(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(8, 1, "v"), pgotest.StreamStop(), pgotest.StreamAbort(7, 8), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
+	f.Add(join(prep('b', 1, 2, 4, "5"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "v"), prep('P', 1, 2, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
+	r := newRig(f, Ignore, 0)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r.t = t
+		r.restart(Ignore, 0)
+		r.events = nil
+		for len(b) > 0 {
+			n := min(int(b[0]), len(b)-1)
+			m := b[1 : 1+n]
+			b = b[1+n:]
+			if r.feed(m) != nil {
+				break
+			}
+		}
+		for _, ev := range r.events {
+			if ev.Kind == dtx.EventPart {
+				if err := r.spool.Release([]dtx.Part{ev.Part}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := r.a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if u := r.spool.Usage(); u.OpenTxns != 0 || u.Parts != 0 {
+			t.Fatalf("the spool keeps %+v", u)
+		}
+	})
+}
