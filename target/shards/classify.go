@@ -13,17 +13,15 @@ import (
 
 // SQLSTATEs that are told apart.
 const (
-	stateFailedTransaction  = "25P02"
-	stateUndefinedObject    = "42704"
-	stateDuplicateObject    = "42710"
-	stateUndefinedTable     = "42P01"
-	stateInsufficientPriv   = "42501"
-	stateLockNotAvailable   = "55P03"
-	stateObjectNotInState   = "55000"
-	stateOutOfMemory        = "53200"
-	stateDiskFull           = "53100"
-	stateQueryCanceled      = "57014"
-	statePreparedNotAllowed = "55000" // max_prepared_transactions is zero
+	stateUndefinedObject  = "42704"
+	stateDuplicateObject  = "42710"
+	stateUndefinedTable   = "42P01"
+	stateInsufficientPriv = "42501"
+	stateLockNotAvailable = "55P03"
+	stateObjectNotInState = "55000"
+	stateOutOfMemory      = "53200"
+	stateDiskFull         = "53100"
+	stateQueryCanceled    = "57014"
 )
 
 // serverError prints what a server reported without what may hold row values:
