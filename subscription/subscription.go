@@ -71,6 +71,12 @@ type openSpool interface {
 	Close() error
 }
 
+// checker is a target that can be checked without changing anything; opening
+// it raises the epoch.
+type checker interface {
+	Check(ctx context.Context) error
+}
+
 // New checks the options. It starts nothing.
 func New(o Options) (*Subscription, error) {
 	if o.Config == nil {
@@ -174,6 +180,11 @@ func (s *Subscription) replicate(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, tgt.Close()) }()
+	if c, ok := tgt.(checker); ok {
+		if err := c.Check(ctx); err != nil {
+			return err
+		}
+	}
 	st, err := tgt.Open(ctx)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -50,7 +51,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &silent) {
 		return silent.code
 	}
-	fmt.Fprintf(stderr, "cbrepl: %v\n", err)
+	// Errors of connections come with line breaks and tabs in them.
+	fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
 	var p *config.Problems
 	var u *usageError
 	if !started || errors.As(err, &p) || errors.As(err, &u) {
@@ -83,7 +85,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newDemoCmd(), newLabCmd(), newVersionCmd(),
+		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
 	)
 	return root
 }

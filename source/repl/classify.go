@@ -32,6 +32,10 @@ func Fault(op string, content dtx.Content, slot, publication string, err error) 
 	e := &dtx.Error{Op: op, Content: content, HasContent: true, Class: dtx.ClassRetry, Err: err}
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
+		var ce *pgconn.ConnectError
+		if errors.As(err, &ce) {
+			e.Hint = "Start the server, or correct host and port in the connection string"
+		}
 		return e
 	}
 	stop := func(hint string) {

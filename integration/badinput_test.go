@@ -1,0 +1,333 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"cbrepl/demo"
+	"cbrepl/dtx"
+	"cbrepl/lab"
+)
+
+// canary stands in every connection string; it must never come out.
+const canary = "cAnArY-pw"
+
+// snapshot is what a refused start must leave as it was.
+func (p *pair) snapshot() string {
+	p.t.Helper()
+	var b strings.Builder
+	for _, s := range append(p.src.Nodes(), p.dst.Nodes()...) {
+		fmt.Fprintln(&b, s.Name(),
+			p.ask(s, `select coalesce(string_agg(slot_name || ' ' || confirmed_flush_lsn, ', ' order by slot_name), '') from pg_replication_slots`),
+			p.ask(s, `select count(*)::text from pg_prepared_xacts`),
+			p.ask(s, `select coalesce(string_agg(nspname || '.' || relname, ', ' order by 1), '') from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = 'cbrepl'`))
+	}
+	co := p.dst.Node(dtx.Coordinator)
+	if p.ask(co, "select (to_regclass('cbrepl.subscription') is not null)::text") == "true" {
+		fmt.Fprintln(&b, p.ask(co, "select string_agg(s::text, ' ') from cbrepl.subscription s"), p.ask(co, "select string_agg(s::text, ' ' order by content) from cbrepl.stream s"))
+	}
+	files, err := filepath.Glob(filepath.Join(p.dir, "*"))
+	p.must(err)
+	for _, f := range files {
+		if !strings.HasSuffix(f, ".yaml") {
+			fmt.Fprintln(&b, f)
+		}
+	}
+	return b.String()
+}
+
+// edit writes a changed copy of the pair's file.
+func (p *pair) edit(name string, replace ...string) string {
+	p.t.Helper()
+	b, err := os.ReadFile(p.file)
+	p.must(err)
+	text := string(b)
+	for i := 0; i < len(replace); i += 2 {
+		if replace[i] == "" {
+			text += replace[i+1]
+			continue
+		}
+		if !strings.Contains(text, replace[i]) {
+			p.t.Fatalf("no %q in the configuration", replace[i])
+		}
+		text = strings.Replace(text, replace[i], replace[i+1], 1)
+	}
+	f := filepath.Join(p.dir, name+".yaml")
+	p.must(os.WriteFile(f, []byte(text), 0o600))
+	return f
+}
+
+// withPassword puts the canary into every connection string of the file.
+func (p *pair) withPassword() {
+	p.t.Helper()
+	b, err := os.ReadFile(p.file)
+	p.must(err)
+	text := regexp.MustCompile(`dsn: "postgres://([^@:"]+)@`).ReplaceAllString(string(b), `dsn: "postgres://$1:`+canary+`@`)
+	text = regexp.MustCompile(`dsn: "((?:\w+=[^"]*))"`).ReplaceAllString(text, `dsn: "$1 password=`+canary+`"`)
+	if strings.Count(text, canary) < 4 {
+		p.t.Fatalf("connection strings have an unknown form:\n%s", text)
+	}
+	p.must(os.WriteFile(p.file, []byte(text), 0o600))
+}
+
+// Bad input of every kind: one message that names the thing and the remedy, an
+// exit code that is not 0, and nothing changed anywhere.
+func TestBadInput(t *testing.T) {
+	p := newPair(t, 2, 2, lab.Options{})
+	p.tables(lab.Table{Name: "t", Columns: "id int8 primary key, v text", Key: []string{"id"}})
+	p.configure("bad")
+	p.withPassword()
+	bad := lab.ServerForTest(t, lab.Options{})
+	setting := func(kv ...string) {
+		for i := 0; i < len(kv); i += 2 {
+			p.must(bad.Exec(p.ctx(), fmt.Sprintf("alter system set %s = '%s'", kv[i], kv[i+1])))
+		}
+		p.must(bad.Restart(p.ctx()))
+	}
+	withDSN := func(name, dsn string) string { // content 1 of the source at another place
+		b, err := os.ReadFile(p.file)
+		p.must(err)
+		line := regexp.MustCompile(`\{content: 1, dsn: "[^"]*"\}`)
+		text := string(b)
+		at := line.FindStringIndex(text)
+		f := filepath.Join(p.dir, name+".yaml")
+		p.must(os.WriteFile(f, []byte(text[:at[0]]+fmt.Sprintf("{content: 1, dsn: %q}", dsn)+text[at[1]:]), 0o600))
+		return f
+	}
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	p.must(err)
+	nobody := closed.Addr().String()
+	p.must(closed.Close())
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	p.must(err)
+	defer busy.Close()
+	readOnly := filepath.Join(p.dir, "file")
+	p.must(os.WriteFile(readOnly, nil, 0o600))
+
+	for _, tc := range []struct {
+		name   string
+		before func() // changes something, after undoes it
+		after  func()
+		file   func() string
+		verb   []string // default: run
+		env    []string
+		code   int
+		want   []string
+	}{
+		{name: "unknown key", file: func() string { return p.edit("x", "", "batch: {max_rws: 1}\n") }, code: 2,
+			want: []string{"unknown key batch.max_rws", "did you mean batch.max_rows"}},
+		{name: "unknown variable", file: func() string { return p.file }, env: []string{"CBREPL_BATCH_MAX_RWS=1"}, code: 2,
+			want: []string{"CBREPL_BATCH_MAX_RWS", "did you mean CBREPL_BATCH_MAX_ROWS"}},
+		{name: "unknown flag", file: func() string { return p.file }, verb: []string{"run", "--batch.max_rws=1"}, code: 2,
+			want: []string{"unknown flag: --batch.max_rws"}},
+		{name: "no file", file: func() string { return filepath.Join(p.dir, "nowhere.yaml") }, code: 2,
+			want: []string{"nowhere.yaml", "cbrepl config example"}},
+		{name: "missing DSN", file: func() string { return withDSN("x", "") }, code: 2,
+			want: []string{"source.segments (content 1).dsn: missing"}},
+		{name: "wrong DSN", file: func() string { return withDSN("x", "http://u:"+canary+"@h") }, code: 2,
+			want: []string{"source.segments (content 1).dsn: not a PostgreSQL connection string"}},
+		{name: "server not reachable", file: func() string { return withDSN("x", "postgres://u:"+canary+"@"+nobody+"/x") }, code: 1,
+			want: []string{"content 1", "refused", "Start the server, or correct host and port"}},
+		{name: "target not reachable", file: func() string { return p.edit("x", fmt.Sprintf("127.0.0.1:%d", p.dst.Node(0).Port()), nobody) }, code: 1,
+			want: []string{"shard 0", "refused"}},
+		{name: "no such database", file: func() string { return withDSN("x", bad.DSNFor("nowhere")) }, code: 1,
+			want: []string{"content 1", `database "nowhere" does not exist`}},
+		{name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN("x", bad.DSN()) }, code: 1,
+			want: []string{"content 1", "wal_level is replica, want logical", "ALTER SYSTEM SET wal_level = 'logical'", "restart"}},
+		{name: "too few senders", before: func() { setting("wal_level", "logical", "max_wal_senders", "0") },
+			file: func() string { return withDSN("x", bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"}},
+		{name: "too few slots", before: func() { setting("max_wal_senders", "5", "max_replication_slots", "0") },
+			file: func() string { return withDSN("x", bad.DSN()) }, verb: []string{"slots", "create"}, code: 1,
+			want: []string{"content 1", "max_replication_slots"}},
+		{name: "slot missing", file: func() string { return p.edit("x", "publication:", "slot: nosuch\n  publication:") }, code: 1,
+			want: []string{`slot "nosuch" does not exist`, "cbrepl slots create"}},
+		{name: "publication missing", file: func() string { return p.edit("x", "publication: "+p.src.Publication(), "publication: nosuch") }, code: 1,
+			want: []string{"publication", "nosuch", "does not exist", "CREATE PUBLICATION"}},
+		{name: "target not prepared", file: func() string {
+			return p.edit("x", "subscription: bad", "subscription: other\n", "publication:", "slot: cbrepl_bad\n  publication:")
+		}, code: 1,
+			want: []string{"other", "cbrepl target prepare"}},
+		{name: "target table missing",
+			before: func() {
+				p.must(p.src.CreateTable(p.ctx(), lab.Table{Name: "lonely", Columns: "id int primary key", Key: []string{"id"}}))
+			},
+			after: func() { p.must(p.src.DropTable(p.ctx(), "lonely")) },
+			file:  func() string { return p.file }, code: 1, want: []string{"lonely"}},
+		{name: "target column missing",
+			before: func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename v to w")) },
+			after:  func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename w to v")) },
+			file:   func() string { return p.file }, code: 1, want: []string{"public.t", `"v"`}},
+		{name: "no policy",
+			before: func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 'u'")) },
+			after:  func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 't'")) },
+			file:   func() string { return p.file }, code: 1, want: []string{"public.t", "policy"}},
+		{name: "address in use", file: func() string { return p.edit("x", p.cfg.HTTP.Listen, busy.Addr().String()) }, code: 1,
+			want: []string{"serve status", "in use", "http.listen"}},
+		{name: "spool is a file", file: func() string { return p.edit("x", p.cfg.Spool.Dir, filepath.Join(readOnly, "spool")) }, code: 1,
+			want: []string{"spool", "not a directory"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			outer := p.t
+			p.t = t
+			defer func() { p.t = outer }()
+			if tc.before != nil {
+				tc.before()
+			}
+			if tc.after != nil {
+				defer tc.after()
+			}
+			before := p.snapshot()
+			verb := tc.verb
+			if verb == nil {
+				verb = []string{"run"}
+			}
+			p.refused(tc.env, append(verb, "-c", tc.file()), tc.code, tc.want...)
+			if tc.name != "spool is a file" { // the target was opened: its epoch rose
+				if after := p.snapshot(); after != before {
+					t.Errorf("something changed:\n%s\nwas\n%s", after, before)
+				}
+			}
+		})
+	}
+}
+
+// refused runs a command that must fail with a message for a person.
+func (p *pair) refused(env, args []string, code int, want ...string) {
+	p.t.Helper()
+	got, stdout, stderr := command(p.t, env, args...)
+	if got != code {
+		p.t.Errorf("exit code %d, want %d", got, code)
+	}
+	_, message, ok := strings.Cut(stderr, "cbrepl: ")
+	if !ok || strings.Contains(message, "cbrepl: ") {
+		p.t.Errorf("want one message, got:\n%s", stderr)
+	}
+	for _, w := range want {
+		if !strings.Contains(message, w) {
+			p.t.Errorf("no %q in the message:\n%s", w, message)
+		}
+	}
+	if strings.Contains(stdout+stderr, canary) {
+		p.t.Errorf("a password came out:\n%s", stderr)
+	}
+	if strings.Contains(message, "goroutine ") {
+		p.t.Errorf("a stack trace came out:\n%s", stderr)
+	}
+	p.t.Logf("%s", strings.TrimSpace(message))
+}
+
+// A second daemon for a subscription, and a source of another size than the
+// subscription began with, are refused; the first daemon goes on.
+func TestSecondDaemonAndSegmentCount(t *testing.T) {
+	p := newPair(t, 2, 2, lab.Options{})
+	p.tables(lab.Table{Name: "t", Columns: "id int8 primary key, v text", Key: []string{"id"}})
+	p.configure("one")
+	r := p.spawn()
+	insert := func(id int) {
+		p.must(p.src.Do(p.ctx(), func(tx *lab.Tx) error { return tx.Insert(p.ctx(), "t", lab.Row{id, "x"}) }))
+	}
+	insert(1)
+	r.drain()
+	p.refused(nil, []string{"run", "-c", p.file}, 1, "a daemon of subscription one", fmt.Sprintf("pid %d", r.cmd.Process.Pid), "stop that one first")
+	// With an address and a spool of its own it is found out at the source.
+	other := p.edit("other", p.cfg.HTTP.Listen, "127.0.0.1:0", p.cfg.Spool.Dir, filepath.Join(p.dir, "other-spool"))
+	p.refused(nil, []string{"run", "-c", other}, 1, "slot", "is in use by the session with pid", "another daemon")
+	if _, err := os.Stat(filepath.Join(p.dir, "other-spool")); err == nil {
+		t.Error("the second daemon made a spool")
+	}
+	insert(2)
+	r.drain()
+	if code := r.terminate(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	p.same("t")
+
+	b, err := os.ReadFile(p.file)
+	p.must(err)
+	fewer := regexp.MustCompile(`(?m)^ +- \{content: 1, .*\n`).ReplaceAllString(string(b), "")
+	fewer = fewer[:strings.Index(fewer, "target:")] + string(b)[strings.Index(string(b), "target:"):]
+	f := filepath.Join(p.dir, "fewer.yaml")
+	p.must(os.WriteFile(f, []byte(fewer), 0o600))
+	before := p.snapshot()
+	p.refused(nil, []string{"run", "-c", f}, 1, "public.t", "over 2 segments, but 1 segments are listed", "List every primary segment")
+	if p.snapshot() != before {
+		t.Error("something changed")
+	}
+}
+
+// The remedies that messages print work when they are run as they stand (field
+// case 40).
+func TestRemediesWork(t *testing.T) {
+	p := newPair(t, 1, 1, lab.Options{Settings: map[string]string{"wal_level": "replica"}})
+	p.tables(lab.Table{Name: "t", Columns: "id int8 primary key, v text", Key: []string{"id"}})
+	var err error
+	p.cfg, p.file, err = demo.Configure(p.dir, "remedy", p.src, p.dst)
+	p.must(err)
+	done := map[string]bool{}
+	for range 10 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		out, err := exec.CommandContext(ctx, binary, "run", "-c", p.file).CombinedOutput()
+		killed := ctx.Err() != nil
+		cancel()
+		if killed {
+			break // it runs
+		}
+		if err == nil {
+			t.Fatalf("ended without an error:\n%s", out)
+		}
+		p.obey(string(out), done)
+	}
+	for _, want := range []string{"sql", "restart", "cbrepl slots create", "cbrepl target prepare"} {
+		if !done[want] {
+			t.Errorf("no message asked for %s", want)
+		}
+	}
+	p.must(p.src.Do(p.ctx(), func(tx *lab.Tx) error { return tx.Insert(p.ctx(), "t", lab.Row{1, "x"}) }))
+	r := p.spawn()
+	r.drain()
+	p.same("t")
+}
+
+// obey does what a message says.
+func (p *pair) obey(message string, done map[string]bool) {
+	p.t.Helper()
+	at := regexp.MustCompile(`content (-?\d+)`)
+	alter := regexp.MustCompile(`(ALTER SYSTEM [^;\n]*?)(; then restart the server)?(\n|$|;)`)
+	acted := false
+	for _, line := range strings.Split(message, "\n") {
+		c := at.FindStringSubmatch(line)
+		if m := alter.FindStringSubmatch(line); m != nil && c != nil {
+			var content int
+			_, err := fmt.Sscan(c[1], &content)
+			p.must(err)
+			node := p.src.Node(dtx.Content(content))
+			p.must(node.Exec(p.ctx(), m[1]))
+			done["sql"], acted = true, true
+			if m[2] != "" {
+				p.must(node.Restart(p.ctx()))
+				done["restart"] = true
+			}
+		}
+	}
+	for _, verb := range []string{"cbrepl slots create", "cbrepl target prepare"} {
+		if !strings.Contains(message, verb) || acted {
+			continue
+		}
+		acted, done[verb] = true, true
+		code, _, stderr := command(p.t, nil, append(strings.Fields(verb)[1:], "-c", p.file)...)
+		if code != 0 {
+			p.t.Fatalf("%s: %s", verb, stderr)
+		}
+	}
+	if !acted {
+		p.t.Fatalf("no remedy in:\n%s", message)
+	}
+}
