@@ -273,9 +273,10 @@ func (d *database) listener() pebble.EventListener {
 	return l
 }
 
-// pebbleLogger sends Pebble's messages to debug level. Fatalf must not return
-// to a caller that believes the process is gone, but its callers in Pebble all
-// return an error behind it; the frozen disk keeps them harmless.
+// pebbleLogger sends Pebble's messages to debug level. Fatalf freezes the disk
+// and returns: what reaches it here, with failures of manifest and log kept away
+// (see failFS), is followed by an error, or is a broken invariant, and a frozen
+// disk keeps what comes behind it harmless.
 type pebbleLogger struct{ d *database }
 
 func (l pebbleLogger) Infof(format string, args ...any) {

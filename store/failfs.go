@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -12,14 +13,14 @@ import (
 
 // failFS stands between Pebble and the disk and makes the first failed write
 // the last one: from then on nothing on disk changes, as after a power cut, and
-// the spool reports the failure. Pebble itself would end the process at a
-// failed write-ahead log, and could go on writing a manifest after a failed
-// sync, which recovery then finds inconsistent.
+// the spool reports the failure.
 //
-// Failures of the log and of directory syncs are kept from Pebble: it is told
-// they succeeded, and the spool, which asks failed before it acknowledges
-// anything, does the reporting. All other failures are returned as well;
-// Pebble's background work ends there by itself.
+// Pebble is told the truth about tables: a flush or compaction that cannot write
+// one ends with an error. About everything else (logs, manifests, markers,
+// directory syncs) it is told that all is well: at a failure there it would end
+// the process, or, when kept from that, go on with state in memory that it knows
+// to be wrong. The spool asks failed before it acknowledges anything and does
+// the reporting.
 type failFS struct {
 	vfs.FS
 	// noSync drops syncs: the spool is a cache.
@@ -53,39 +54,41 @@ func (f *failFS) check(op, name string, err error) error {
 	return err
 }
 
-const walCategory vfs.DiskWriteCategory = "pebble-wal"
+// isTable reports whether Pebble hears of failures to write the file.
+func isTable(name string) bool {
+	return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, ".blob")
+}
 
-func (f *failFS) wrap(op, name string, wal bool, open func() (vfs.File, error)) (vfs.File, error) {
-	if f.failed() != nil {
-		if wal {
-			return &failFile{fs: f, name: name, wal: true}, nil
-		}
-		return nil, errFrozen
+func (f *failFS) wrap(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
+	w := &failFile{fs: f, name: name, quiet: !isTable(name)}
+	err := errFrozen
+	if f.failed() == nil {
+		w.File, err = open()
+		err = f.check(op, name, err)
 	}
-	file, err := open()
-	if f.check(op, name, err) != nil {
-		if wal {
-			return &failFile{fs: f, name: name, wal: true}, nil
+	if err != nil {
+		w.File = nil
+		if !w.quiet {
+			return nil, err
 		}
-		return nil, err
 	}
-	return &failFile{File: file, fs: f, name: name, wal: wal}, nil
+	return w, nil
 }
 
 func (f *failFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
-	return f.wrap("create", name, category == walCategory, func() (vfs.File, error) {
+	return f.wrap("create", name, func() (vfs.File, error) {
 		return f.FS.Create(name, category)
 	})
 }
 
 func (f *failFS) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	return f.wrap("open", name, category == walCategory, func() (vfs.File, error) {
+	return f.wrap("open", name, func() (vfs.File, error) {
 		return f.FS.OpenReadWrite(name, category, opts...)
 	})
 }
 
 func (f *failFS) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCategory) (vfs.File, error) {
-	return f.wrap("reuse", newname, category == walCategory, func() (vfs.File, error) {
+	return f.wrap("reuse", newname, func() (vfs.File, error) {
 		return f.FS.ReuseForWrite(oldname, newname, category)
 	})
 }
@@ -95,7 +98,7 @@ func (f *failFS) OpenDir(name string) (vfs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &failFile{File: file, fs: f, name: name, wal: true}, nil
+	return &failFile{File: file, fs: f, name: name, quiet: true}, nil
 }
 
 func (f *failFS) change(op, name string, do func() error) error {
@@ -135,13 +138,13 @@ func (f *failFS) RemoveAll(name string) error {
 
 func (f *failFS) Unwrap() vfs.FS { return f.FS }
 
-// failFile is a file opened for writing, or a directory. File is nil when the
-// log could not be created.
+// failFile is a file opened for writing, or a directory. A quiet one never tells
+// of failures; its File is nil when it could not be created.
 type failFile struct {
 	vfs.File
-	fs   *failFS
-	name string
-	wal  bool
+	fs    *failFS
+	name  string
+	quiet bool
 }
 
 // write runs do, unless the disk is frozen, and returns what Pebble is told.
@@ -150,7 +153,7 @@ func (w *failFile) write(op string, do func() error) error {
 	if w.fs.failed() == nil {
 		err = w.fs.check(op, w.name, do())
 	}
-	if w.wal {
+	if w.quiet {
 		return nil
 	}
 	return err
@@ -158,7 +161,7 @@ func (w *failFile) write(op string, do func() error) error {
 
 func (w *failFile) Write(p []byte) (n int, err error) {
 	err = w.write("write", func() (e error) { n, e = w.File.Write(p); return e })
-	if w.wal {
+	if w.quiet {
 		return len(p), nil
 	}
 	return n, err
@@ -166,7 +169,7 @@ func (w *failFile) Write(p []byte) (n int, err error) {
 
 func (w *failFile) WriteAt(p []byte, off int64) (n int, err error) {
 	err = w.write("write", func() (e error) { n, e = w.File.WriteAt(p, off); return e })
-	if w.wal {
+	if w.quiet {
 		return len(p), nil
 	}
 	return n, err
@@ -202,7 +205,7 @@ func (w *failFile) SyncTo(length int64) (full bool, err error) {
 }
 
 func (w *failFile) Stat() (fi vfs.FileInfo, err error) {
-	if !w.wal {
+	if !w.quiet {
 		return w.File.Stat()
 	}
 	if _ = w.write("stat", func() (e error) { fi, e = w.File.Stat(); return e }); fi == nil {
@@ -211,7 +214,7 @@ func (w *failFile) Stat() (fi vfs.FileInfo, err error) {
 	return fi, nil
 }
 
-// noFile is what Pebble is told about a log that it cannot have.
+// noFile is what Pebble is told about a file that it cannot have.
 type noFile struct {
 	name string
 }
@@ -240,7 +243,7 @@ func (w *failFile) Close() error {
 	if w.fs.failed() == nil {
 		err = w.fs.check("close", w.name, err)
 	}
-	if w.wal {
+	if w.quiet {
 		return nil
 	}
 	return err
