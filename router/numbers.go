@@ -130,6 +130,7 @@ func parseFloat(v []byte, single bool) (float64, error) {
 	if single {
 		size = 32
 	}
+	// No copy: ParseFloat keeps nothing of its argument.
 	x, err := strconv.ParseFloat(unsafe.String(&v[0], len(v)), size)
 	if err != nil || (x == 0 && !zero) {
 		return 0, errRange // as float8in: overflow and underflow are errors

@@ -23,7 +23,7 @@ type decimal struct {
 // numeric reads a numeric and pushes its digits.
 func (s *scratch) numeric(v []byte) (decimal, error) {
 	if x, ok := floatWord(v); ok {
-		nan := x != x
+		nan := math.IsNaN(x)
 		return decimal{special: true, nan: nan, negative: x < 0}, nil
 	}
 	return s.decimal(v)

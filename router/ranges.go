@@ -123,7 +123,7 @@ func (n *node) bound(v []byte, s *scratch) (b bound, err error) {
 // zeros equal, NaN above everything.
 func floatOrder(x float64) int64 {
 	switch {
-	case x != x:
+	case math.IsNaN(x):
 		return math.MaxInt64
 	case x == 0:
 		return 0

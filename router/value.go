@@ -149,7 +149,7 @@ func hashFloat(x float64) uint32 {
 	switch {
 	case x == 0:
 		return 0
-	case x != x:
+	case math.IsNaN(x):
 		return hashUint64Bytes(nanBits)
 	}
 	return hashUint64Bytes(math.Float64bits(x))
