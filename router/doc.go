@@ -49,7 +49,7 @@
 // of 1 to 8 segments, testdata/legacy.jsonl 985 values with the hashes of a real
 // server's legacy functions. TestServerHashes asks a PostgreSQL server for text,
 // binary form and hash of 20,000 random values of each type, TestServerRefusals
-// damages text and demands that both sides still agree. With CBREPL_GREENPLUM_DSN
+// damages text and demands that both sides still agree. With CBREPL_TEST_CLUSTER_DSN
 // set, TestLegacyServerHashes does the like for the legacy functions of a
 // Greenplum server, and TestClusterPlacement compares the placement of rows with
 // random keys, mixed classes included, on a cluster. Every parser has a fuzz test.

@@ -20,7 +20,7 @@ import (
 // envGreenplum names the connection string of a Greenplum 6 server (a
 // coordinator, or a single node in utility mode): the legacy functions exist
 // nowhere else.
-const envGreenplum = "CBREPL_GREENPLUM_DSN"
+const envGreenplum = "CBREPL_TEST_CLUSTER_DSN"
 
 // legacyOut records some values of each type and their hashes as vectors, for
 // places where there is no such server: testdata/legacy.jsonl.
