@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cbrepl/faultinject"
 	"cbrepl/subscription/config"
 )
 
@@ -37,6 +38,10 @@ func main() {
 // run executes one command line and returns the exit code. An error is one
 // paragraph on stderr.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if err := faultinject.Arm(os.Getenv(faultinject.EnvVar)); err != nil {
+		fmt.Fprintf(stderr, "cbrepl: %s: %v\n", faultinject.EnvVar, err)
+		return exitUsage
+	}
 	started := false
 	root := newRootCmd()
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }

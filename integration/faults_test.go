@@ -1,0 +1,79 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cbrepl/demo"
+	"cbrepl/faultinject"
+	"cbrepl/lab"
+)
+
+// Killing the daemon at each point between two durable steps, under load, loses
+// nothing and applies nothing twice. Points that need a batch in doubt stand
+// behind a kill that leaves one.
+func TestKillAtFaultPoints(t *testing.T) {
+	for _, tc := range []struct {
+		name, spool string
+		points      []string
+	}{
+		{"applied", "", []string{
+			"shards.init_before_commit", "subscription.taken@2", "shards.before_begin@2", "shards.before_prepare@2",
+			"shards.between_prepare@2", "shards.open_between_resolve",
+			"shards.after_prepare@2", "shards.open_between_resolve", "shards.open_after_lock", "shards.open_after_epoch",
+			"shards.open_between_fence@2", "shards.open_after_fence", "shards.after_decide@2", "shards.open_between_resolve",
+			"shards.between_commit_prepared@2", "shards.after_commit@2", "subscription.committed@2", "subscription.applied@3",
+			"subscription.confirmed@3", "subscription.released@3", "segment.spooled@20",
+		}},
+		{"spooled", "ack: spooled, ", []string{
+			"subscription.spooled_written@30", "subscription.spooled_synced@2", "subscription.committed@2", "segment.spooled@20",
+			"shards.after_decide@2", "subscription.released@3", "subscription.spooled_synced@5",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t, 2, 2, lab.Options{})
+			p.must(demo.CreateTables(p.ctx(), p.src))
+			p.must(demo.CreateTables(p.ctx(), p.dst))
+			p.configure("faults")
+			p.edit("faults", "spool: {", "spool: {"+tc.spool)
+			p.src.LateMarkers(0, 20)
+			_, stop := p.load(5)
+			for _, point := range tc.points {
+				name, pass, ok := strings.Cut(point, "@")
+				spec := name + "=kill"
+				if ok {
+					spec += "@" + pass
+				}
+				r := p.spawn(faultinject.EnvVar + "=" + spec)
+				select {
+				case <-r.done:
+				case <-time.After(limit):
+					t.Fatalf("%s was not reached within %s", point, limit)
+				}
+				var exit *exec.ExitError
+				if !errors.As(r.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+					t.Fatalf("%s: the daemon ended with %v\n%s", point, r.err, tail(r.stderr.String(), 5))
+				}
+			}
+			r := p.spawn()
+			p.eventually("applying", func() bool { rep := r.report(); return rep != nil && rep.Applied.Dtxs > 0 })
+			stop()
+			p.must(p.src.ReleaseMarkers(p.ctx()))
+			r.drain()
+			p.same(demo.Tables...)
+			if code := r.terminate(); code != 0 {
+				t.Error(fmt.Errorf("exit code %d", code))
+			}
+			for _, s := range p.dst.Nodes() {
+				if n := p.ask(s, "select count(*)::text from pg_prepared_xacts"); n != "0" {
+					t.Errorf("%s prepared transactions are left on %s", n, s.Name())
+				}
+			}
+		})
+	}
+}
