@@ -82,7 +82,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		if more := checkTypes(src, f); len(more) > 0 {
+		if more := checkTypes(src, f); len(more) > 0 && !t.opts.private.anyType {
 			errs = append(errs, more...)
 			continue
 		}

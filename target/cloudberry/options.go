@@ -62,6 +62,8 @@ type Options struct {
 	private struct {
 		// rowset forces how values reach the server; for tests.
 		rowset rowsetKind
+		// anyType leaves out the comparison of column types; for tests.
+		anyType bool
 	}
 }
 
