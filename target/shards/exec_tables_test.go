@@ -178,3 +178,27 @@ func TestMirrorNames(t *testing.T) {
 		"INSERT INTO two.a SELECT i, 'c' FROM generate_series(1, 20) i")
 	m.must("UPDATE app.a SET v = 'x' WHERE id < 5", "DELETE FROM app.b WHERE id < 5", "TRUNCATE two.a")
 }
+
+// The source's table changes between the rows of one batch.
+func TestMirrorAltered(t *testing.T) {
+	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, gone text, v text)`,
+		targetDDL: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, gone text DEFAULT 'never sent', v text, n int DEFAULT 7)`,
+		policies:  map[string]string{"app.t": "hash id"}})
+	for _, s := range []string{`INSERT INTO app.t SELECT i, 'g', 'v' FROM generate_series(1, 20) i`,
+		`UPDATE app.t SET v = 'w' WHERE id < 6`, `ALTER TABLE app.t ADD n int, DROP gone`, `UPDATE app.t SET n = id WHERE id < 4`,
+		`INSERT INTO app.t (id, v, n) VALUES (21, 'new', 1)`, `UPDATE app.t SET id = id + 100 WHERE id = 3`, `DELETE FROM app.t WHERE id = 10`,
+		`ALTER TABLE app.t REPLICA IDENTITY FULL`, `UPDATE app.t SET v = 'full' WHERE id = 5`, `ALTER TABLE app.t REPLICA IDENTITY DEFAULT`, `UPDATE app.t SET v = 'default' WHERE id = 5`} {
+		m.exec(m.src[0], s)
+	}
+	if _, err := m.apply(); err != nil {
+		t.Fatal(err)
+	}
+	want := sortRows(m.query(m.src[0], "SELECT id::text, v, CASE WHEN n IS NULL THEN CASE WHEN id = 5 THEN NULL ELSE 7 END ELSE n END::text FROM app.t"))
+	var got []string
+	for _, dsn := range m.o.Shards {
+		got = append(got, m.query(dsn, "SELECT id::text, v, n::text FROM app.t")...)
+	}
+	if got = sortRows(got); strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Fatalf("got %s\nwant %s", clip(got), clip(want))
+	}
+}

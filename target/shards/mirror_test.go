@@ -20,17 +20,19 @@ import (
 // sources' slots decode becomes batches, and the real target applies them. Each
 // source database stands for one segment.
 type mirror struct {
-	t      testing.TB
-	src    []string
-	conns  []*pgconn.PgConn // decoding sessions
-	rels   []map[uint32]*pgoutput.Relation
-	o      Options
-	tg     *Target
-	rows   memRows
-	seq    uint64
-	gxid   dtx.GXID
-	spool  dtx.SpoolID
-	tables map[string]*source.Table
+	t     testing.TB
+	src   []string
+	conns []*pgconn.PgConn // decoding sessions
+	// sessions are kept by connection string.
+	sessions map[string]*pgconn.PgConn
+	rels     []map[uint32]*pgoutput.Relation
+	o        Options
+	tg       *Target
+	rows     memRows
+	seq      uint64
+	gxid     dtx.GXID
+	spool    dtx.SpoolID
+	tables   map[string]*source.Table
 	// together makes the i-th transactions of all sources one dtx.
 	together bool
 	// unchanged counts unchanged TOAST values decoded.
@@ -55,7 +57,7 @@ type mirrorConfig struct {
 
 func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 	t.Helper()
-	m := &mirror{t: t, rows: memRows{}, tables: map[string]*source.Table{}}
+	m := &mirror{t: t, rows: memRows{}, tables: map[string]*source.Table{}, sessions: map[string]*pgconn.PgConn{}}
 	if c.targetDDL == "" {
 		c.targetDDL = c.ddl
 	}
@@ -131,22 +133,35 @@ func (m *mirror) open() error {
 	return tg.Init(ctx, streams, at)
 }
 
+// session returns a session of the mirror's own on a database.
+func (m *mirror) session(dsn string) *pgconn.PgConn {
+	m.t.Helper()
+	if c := m.sessions[dsn]; c != nil && !c.IsClosed() && c.TxStatus() == 'I' {
+		return c
+	}
+	c, err := pgconn.Connect(context.Background(), dsn)
+	if err == nil {
+		err = c.Exec(context.Background(), "SET datestyle = 'ISO'; SET timezone = 'UTC'; SET extra_float_digits = 3").Close()
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = c.Close(context.Background()) })
+	m.sessions[dsn] = c
+	return c
+}
+
 func (m *mirror) exec(dsn, sql string) {
 	m.t.Helper()
-	if err := tryExec(context.Background(), dsn, sql); err != nil {
+	if err := m.session(dsn).Exec(context.Background(), sql).Close(); err != nil {
 		m.t.Fatalf("%.500s: %v", sql, err)
 	}
 }
 
-// query runs SQL on a source and returns rows joined by |.
+// query runs SQL and returns rows joined by |.
 func (m *mirror) query(dsn, sql string) []string {
 	m.t.Helper()
-	conn, err := pgconn.Connect(context.Background(), dsn)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
-	res, err := conn.Exec(context.Background(), `SET datestyle = 'ISO'; SET timezone = 'UTC'; SET extra_float_digits = 3; `+sql).ReadAll()
+	res, err := m.session(dsn).Exec(context.Background(), sql).ReadAll()
 	if err != nil {
 		m.t.Fatalf("%.500s: %v", sql, err)
 	}
@@ -433,12 +448,7 @@ func (m *mirror) checkPlaces(tgt target.Name, shard int, dsn, only string, p rou
 	for _, c := range p.Columns {
 		cols = append(cols, quoteIdent(c.Name)+"::text")
 	}
-	conn, err := pgconn.Connect(context.Background(), dsn)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
-	res := conn.ExecParams(context.Background(), "SELECT "+strings.Join(cols, ", ")+" FROM "+only+quotedTable(tgt), nil, nil, nil, nil).Read()
+	res := m.session(dsn).ExecParams(context.Background(), "SELECT "+strings.Join(cols, ", ")+" FROM "+only+quotedTable(tgt), nil, nil, nil, nil).Read()
 	if res.Err != nil {
 		m.t.Fatal(res.Err)
 	}
