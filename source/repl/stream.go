@@ -53,7 +53,7 @@ type Stream struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	unhook func() bool
+	unhook func() // after it, nobody but the caller sets deadlines
 	wg     sync.WaitGroup
 
 	// Owned by the reading goroutine.
@@ -90,7 +90,16 @@ func newStream(ctx context.Context, cfg Config, server Server, slot Slot, conn n
 	_ = conn.SetDeadline(time.Time{}) // the handshake's
 	// Cancellation ends a Read at once. Next checks the context after setting its
 	// own deadline, so this one cannot be overwritten unnoticed.
-	s.unhook = context.AfterFunc(s.ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	hooked := make(chan struct{})
+	stop := context.AfterFunc(s.ctx, func() {
+		defer close(hooked)
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+	})
+	s.unhook = func() {
+		if !stop() {
+			<-hooked
+		}
+	}
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
@@ -297,6 +306,9 @@ func (s *Stream) wake() {
 	}
 }
 
+// closeWait bounds the wait for the server's end of a closed stream.
+const closeWait = 500 * time.Millisecond
+
 // Close reports the last confirmed position, ends the stream and waits for its
 // goroutine. It is idempotent. It must not run beside Next.
 func (s *Stream) Close() {
@@ -308,8 +320,12 @@ func (s *Stream) Close() {
 		if healthy {
 			_ = s.conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
 			if s.sendStatus(false) == nil {
-				// CopyDone, Terminate: the server frees the slot at once.
+				// CopyDone, Terminate: the server frees the slot at once. Its end is waited
+				// for, because closing on unread data resets the connection, and a reset may
+				// overtake the status update.
 				_, _ = s.conn.Write([]byte{'c', 0, 0, 0, 4, 'X', 0, 0, 0, 4})
+				_ = s.conn.SetReadDeadline(time.Now().Add(closeWait))
+				_, _ = io.Copy(io.Discard, s.conn)
 			}
 		}
 		_ = s.conn.Close()
