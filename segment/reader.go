@@ -60,8 +60,11 @@ const (
 // Options configure a Reader.
 type Options struct {
 	// Content is the segment's content id, 0 or above.
-	Content           dtx.Content
-	DSN               string
+	Content dtx.Content
+	DSN     string
+	// Resolve is that of feed.Options: where the segment is when it must be
+	// connected to again; nil: where DSN says.
+	Resolve           func(context.Context) (string, error)
 	Slot, Publication string
 	// Streaming asks for in-progress transactions, where the server has them.
 	// Whether transactions are decoded at PREPARE is a property of the slot.
@@ -124,7 +127,7 @@ func New(o Options) (*Reader, error) {
 	}
 	a := newAssembler(o.Content, o.Carrier, o.Spool.Writer(o.Content), o.LocalChanges, o.Logger)
 	f, err := feed.New(feed.Options{
-		Content: o.Content, DSN: o.DSN, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
+		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 		BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax, PositionEvery: o.PositionEvery, Logger: o.Logger,
 	}, a)

@@ -52,8 +52,12 @@ type Identity struct {
 
 // Options configure a Feed.
 type Options struct {
-	Content           dtx.Content
-	DSN               string
+	Content dtx.Content
+	DSN     string
+	// Resolve, when set, is asked for the connection string before every connection
+	// but the first: a segment's primary may have moved. Its errors count as the
+	// connection's: one of class stop ends the feed.
+	Resolve           func(context.Context) (string, error)
 	Slot, Publication string
 	// Streaming asks for in-progress transactions.
 	Streaming bool
@@ -119,10 +123,11 @@ const (
 
 // Feed is one content's stream.
 type Feed struct {
-	o    Options
-	sink Sink
-	log  *slog.Logger
-	st   stats
+	o     Options
+	sink  Sink
+	log   *slog.Logger
+	st    stats
+	tried bool // a connection has been tried
 }
 
 // New checks the options. It starts nothing.
@@ -208,6 +213,14 @@ func (f *Feed) Run(ctx context.Context, start dtx.LSN, emit Emit) (err error) {
 
 // once runs one connection until it fails. The error is never nil.
 func (f *Feed) once(ctx context.Context, out *Out) error {
+	if f.tried && f.o.Resolve != nil {
+		dsn, err := f.o.Resolve(ctx)
+		if err != nil {
+			return err
+		}
+		f.o.DSN = dsn
+	}
+	f.tried = true
 	c, err := repl.Connect(ctx, f.o.repl())
 	if err != nil {
 		return err
@@ -270,7 +283,7 @@ func (f *Feed) identify(s repl.Server, at dtx.LSN) error {
 		e.Msg = fmt.Sprintf("the server has system identifier %s, but the recorded position belongs to %s: it is another server, or was made anew", s.SystemID, want.SystemID)
 		e.Hint = "Correct the connection string; if the server was replaced, this content needs a new initial copy"
 	case s.Timeline != want.Timeline:
-		e.Msg = fmt.Sprintf("the server is on timeline %d, but the recorded position belongs to timeline %d: a mirror was promoted, or the server was restored", s.Timeline, want.Timeline)
+		e.Msg = fmt.Sprintf("content %d needs resync: the server is on timeline %d, but the recorded position belongs to timeline %d: a mirror was promoted, or the server was restored", f.o.Content, s.Timeline, want.Timeline)
 		e.Hint = "Changes may be missing from its log: this content needs a new initial copy"
 	default:
 		return nil
