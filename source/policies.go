@@ -70,18 +70,23 @@ const ownPolicySQL = `SELECT p.schema_name, p.table_name, p.kind, p.numsegments,
 
 // gpPolicySQL reads gp_distribution_policy (Greenplum 6 and later, Cloudberry):
 // policytype r is replicated, p is hash, or random without key columns; distkey
-// and distclass are vectors of column numbers and operator classes.
+// and distclass are vectors of column numbers and operator classes. A class of
+// another schema than the server's own keeps its schema, so that it is not taken
+// for the server's of the same name. Columns that not every generation has are
+// read through JSON.
 func gpPolicySQL(catalogue string) string {
 	return `SELECT n.nspname, c.relname,
  CASE WHEN p.policytype = 'r' THEN 'replicated' WHEN p.distkey::text <> '' THEN 'hash' ELSE 'random' END,
- p.numsegments::int, coalesce(a.attname, ''), coalesce(oc.opcname, ''), coalesce(a.atttypid, 0)::oid,
- coalesce(NOT co.collisdeterministic, false)
+ p.numsegments::int, coalesce(a.attname, ''),
+ coalesce(CASE WHEN ocn.nspname = 'pg_catalog' THEN '' ELSE ocn.nspname || '.' END || oc.opcname, ''), coalesce(a.atttypid, 0)::oid,
+ coalesce(row_to_json(co)->>'collisdeterministic' = 'false', false)
  FROM ` + catalogue + ` p
  JOIN pg_class c ON c.oid = p.localoid
  JOIN pg_namespace n ON n.oid = c.relnamespace
  LEFT JOIN LATERAL unnest(p.distkey::int2[], p.distclass::oid[]) WITH ORDINALITY k(att, cls, ord) ON p.policytype = 'p'
  LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.att
  LEFT JOIN pg_opclass oc ON oc.oid = k.cls
+ LEFT JOIN pg_namespace ocn ON ocn.oid = oc.opcnamespace
  LEFT JOIN pg_collation co ON co.oid = a.attcollation
  WHERE p.policytype IN ('p', 'r') ORDER BY 1, 2, k.ord`
 }
@@ -127,11 +132,11 @@ func scanPolicies(ctx context.Context, conn *pgx.Conn, sql string) ([]policyRow,
 // typesSQL describes types that are not built in, with what they consist of.
 const typesSQL = `SELECT t.oid, format_type(t.oid, NULL), t.typtype::text, t.typcategory = 'A' AND t.typelem <> 0,
  CASE t.typtype WHEN 'd' THEN t.typbasetype WHEN 'r' THEN (SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid)
-  WHEN 'm' THEN (SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid) ELSE t.typelem END,
+  WHEN 'm' THEN (SELECT rngtypid FROM pg_range r WHERE row_to_json(r)->>'rngmultitypid' = t.oid::text) ELSE t.typelem END,
  ARRAY(SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
  coalesce((SELECT e.extname FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
   WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'), ''),
- coalesce((SELECT NOT co.collisdeterministic FROM pg_range r JOIN pg_collation co ON co.oid = r.rngcollation WHERE r.rngtypid = t.oid), false)
+ coalesce((SELECT row_to_json(co)->>'collisdeterministic' = 'false' FROM pg_range r JOIN pg_collation co ON co.oid = r.rngcollation WHERE r.rngtypid = t.oid), false)
  FROM pg_type t WHERE t.oid = ANY ($1)`
 
 // readTypes describes types by OID, with all they refer to.

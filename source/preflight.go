@@ -139,6 +139,9 @@ func (p *probe) run(ctx context.Context) {
 		p.fail("check source", err)
 		return
 	}
+	if !p.rightContent(ctx, conn) {
+		return
+	}
 	if version < minVersion {
 		p.add(Problem{Found: fmt.Sprintf("server version is %s; its pgoutput sends no logical messages, which came with PostgreSQL 14", text)})
 		return
@@ -157,6 +160,21 @@ func (p *probe) run(ctx context.Context) {
 		}
 	}
 	p.replication(ctx)
+}
+
+// rightContent refuses a cluster's server of another content.
+func (p *probe) rightContent(ctx context.Context, conn *pgx.Conn) bool {
+	is, ok, err := contentOf(ctx, conn)
+	if err != nil {
+		p.fail("check source", err)
+		return false
+	}
+	if !ok || is == p.node.Content {
+		return true
+	}
+	p.add(Problem{Found: fmt.Sprintf("the server holds content %d of its cluster, not content %d", is, p.node.Content),
+		Remedy: "Correct its connection string, or the rule of source.addresses that leads there"})
+	return false
 }
 
 func (p *probe) twoPhaseMissing(version int, text string) bool {
@@ -319,7 +337,8 @@ func slotProblems(cfg *Config, f *Facts, create bool) Problems {
 			p.Remedy = "Create the slots of all nodes, by cbrepl slots create or by running there"
 			p.SQL = []string{createSlotSQL(cfg, n)}
 		} else {
-			p.Remedy = "Other nodes have it: what this node changed since the slot was lost cannot be had any more, so a new initial copy is needed. Drop the slots of all nodes (cbrepl slots drop) and begin anew"
+			p.Remedy = fmt.Sprintf("Other nodes have it: content %d needs resync, because what it has changed meanwhile cannot be had any more "+
+				"(a promoted mirror does not have the slot; nor has a segment that was added). %s", n.Content, resyncHint)
 		}
 		ps = append(ps, p)
 	}

@@ -58,7 +58,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 			add("Correct the connection string; if the server was replaced, a new initial copy is needed",
 				"the server has system identifier %s, but the recorded position belongs to %s", n.Server.SystemID, r.SystemID)
 		case r.Timeline != n.Server.Timeline:
-			add("A mirror was promoted, or the server was restored, and changes may be missing from its log: a new initial copy is needed",
+			add(fmt.Sprintf("Content %d needs resync: a mirror was promoted, or the server was restored, and changes may be missing from its log. %s", n.Content, resyncHint),
 				"the server is on timeline %d, but the recorded position belongs to timeline %d", n.Server.Timeline, r.Timeline)
 		case n.Slot == nil:
 			add("Its changes since the slot was lost cannot be had any more: a new initial copy is needed", "slot %q does not exist", r.Slot)

@@ -44,19 +44,43 @@ const publishedSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.rel
  LEFT JOIN pg_index k ON k.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN k.indisprimary WHEN 'i' THEN k.indisreplident ELSE false END
  WHERE pt.pubname = $1 ORDER BY n.nspname, c.relname`
 
-// storageSQL finds published tables, and partitions of published ones, that the
-// server does not decode: anything but heap tables.
-const storageSQL = `SELECT DISTINCT n.nspname || '.' || c.relname, c.relkind::text, coalesce(am.amname, '')
- FROM pg_publication_tables pt
+// publishedLeavesSQL lists published tables, of partitioned ones their
+// partitions.
+const publishedLeavesSQL = `SELECT l.leaf AS oid FROM pg_publication_tables pt
  JOIN pg_namespace pn ON pn.nspname = pt.schemaname
  JOIN pg_class p ON p.relnamespace = pn.oid AND p.relname = pt.tablename
  CROSS JOIN LATERAL (SELECT p.oid AS leaf WHERE p.relkind <> 'p'
    UNION SELECT relid FROM pg_partition_tree(p.oid) WHERE isleaf AND p.relkind = 'p') l
- JOIN pg_class c ON c.oid = l.leaf
+ WHERE pt.pubname = $1`
+
+// storageSQL says of the relations of a query how the server stores them; it
+// leaves out heap tables. Greenplum 6 says it in relstorage, later servers in
+// the access method.
+func storageSQL(relations string) string {
+	return `SELECT DISTINCT n.nspname || '.' || c.relname, c.relkind::text, coalesce(row_to_json(c)->>'relstorage', ''), coalesce(am.amname, '')
+ FROM (` + relations + `) l JOIN pg_class c ON c.oid = l.oid
  JOIN pg_namespace n ON n.oid = c.relnamespace
  LEFT JOIN pg_am am ON am.oid = c.relam
- WHERE pt.pubname = $1 AND (c.relkind NOT IN ('r', 'p') OR coalesce(am.amname, '') <> 'heap' AND c.relkind = 'r')
+ WHERE c.relkind NOT IN ('r', 'p') OR c.relkind = 'r' AND coalesce(row_to_json(c)->>'relstorage', am.amname, '') NOT IN ('h', 'heap')
  ORDER BY 1`
+}
+
+// notDecoded names a storage that the server does not decode.
+func notDecoded(relkind, relstorage, am string) string {
+	switch {
+	case relkind == "f" || relstorage == "f":
+		return "a foreign or external table"
+	case relstorage == "x":
+		return "an external table"
+	case relstorage == "a" || am == "ao_row":
+		return "append-optimized (ao_row)"
+	case relstorage == "c" || am == "ao_column":
+		return "append-optimized (ao_column)"
+	case relkind != "r" && relkind != "p":
+		return fmt.Sprintf("a relation of kind %q", relkind)
+	}
+	return "storage " + am + relstorage
+}
 
 type columnJSON struct {
 	Name      string `json:"name"`
@@ -135,24 +159,26 @@ func identityName(i pgoutput.ReplicaIdentity) string {
 
 // storage refuses tables whose changes the server leaves out of the stream.
 func (p *probe) storage(ctx context.Context, conn *pgx.Conn) error {
-	rows, err := conn.Query(ctx, storageSQL, p.cfg.Publication)
+	var all bool
+	if err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(puballtables), false) FROM pg_publication WHERE pubname = $1", p.cfg.Publication).Scan(&all); err != nil {
+		return err
+	}
+	rows, err := conn.Query(ctx, storageSQL(publishedLeavesSQL), p.cfg.Publication)
 	if err != nil {
 		return err
 	}
-	var name, kind, am string
 	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
-	_, err = pgx.ForEachRow(rows, []any{&name, &kind, &am}, func() error {
-		what := "storage " + am
-		switch {
-		case kind == "f":
-			what = "a foreign or external table"
-		case strings.HasPrefix(am, "ao_"):
-			what = "append-optimized (" + am + ")"
-		}
+	remedy := fmt.Sprintf("Take it (or the partitioned table it belongs to) out of publication %s on every node, or store it as heap", pub)
+	if all {
+		remedy = fmt.Sprintf("Store it as heap; or, as publication %s is FOR ALL TABLES, drop the slots and make the publication, then the slots, anew with a list of tables", pub)
+	}
+	var name, kind, relstorage, am string
+	_, err = pgx.ForEachRow(rows, []any{&name, &kind, &relstorage, &am}, func() error {
 		p.add(Problem{
 			Relation: name,
-			Found:    fmt.Sprintf("it is %s, which the server does not decode: its changes would be missing on the target, not late", what),
-			Remedy:   fmt.Sprintf("Take it (or the partitioned table it belongs to) out of publication %s on every node, or store it as heap", pub),
+			Found: fmt.Sprintf("it is %s, which the server does not decode: its changes would be missing on the target, not late",
+				notDecoded(kind, relstorage, am)),
+			Remedy: remedy,
 		})
 		return nil
 	})
