@@ -82,6 +82,9 @@ func (o *Options) Validate() error {
 // right places. The summary says where.
 var ErrDifferent = errors.New("the target does not hold what the source holds")
 
+// ErrInterrupted is returned when ctx ends before the verdict.
+var ErrInterrupted = errors.New("interrupted; servers and files are removed")
+
 const (
 	subscriptionName = "demo"
 	drainLimit       = 60 * time.Second
@@ -116,13 +119,19 @@ func Run(ctx context.Context, o Options) (err error) {
 	r := &run{o: o, line: &line{out: o.Out, terminal: o.Terminal}}
 	defer func() { err = errors.Join(err, r.cleanUp(context.WithoutCancel(ctx))) }()
 	began := time.Now()
-	if err := r.start(ctx); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return r.start(ctx) },
+		func() error { return r.replicate(ctx) },
+		func() error { return r.verdict(ctx, began) },
+	} {
+		if err := step(); err != nil {
+			if ctx.Err() != nil {
+				return ErrInterrupted
+			}
+			return err
+		}
 	}
-	if err := r.replicate(ctx); err != nil {
-		return err
-	}
-	return r.verdict(ctx, began)
+	return nil
 }
 
 // start brings up clusters, tables, slots, first rows and the daemon.
@@ -199,7 +208,7 @@ func (r *run) replicate(ctx context.Context) error {
 		}
 	}
 	if err != nil || ctx.Err() != nil {
-		return errors.Join(err, context.Cause(ctx))
+		return errors.Join(err, ctx.Err())
 	}
 	r.line.say("load stopped; draining")
 	ends, err := Ends(ctx, r.src)
@@ -215,7 +224,7 @@ func (r *run) replicate(ctx context.Context) error {
 		case <-r.ended:
 			return r.ranOut()
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return ctx.Err()
 		case <-limit.C:
 			return fmt.Errorf("the target has not caught up %s after the load stopped: %s", drainLimit, waitLine(r.sub.Report()))
 		}
