@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
 	"cbrepl/segment"
@@ -27,34 +29,49 @@ type sourceFacts struct {
 	identities []target.StreamIdentity
 	positions  []dtx.Position
 	facts      *source.Facts
+	cluster    *source.Cluster
 }
 
-// sourceConfig translates the configuration for package source.
-func sourceConfig(c *config.Config, log *slog.Logger) source.Config {
-	o := source.Config{
-		Nodes: []source.Node{{Content: dtx.Coordinator, DSN: c.Source.Coordinator.DSN.Reveal()}},
-		Slot:  c.Source.Slot, Publication: c.Source.Publication, TwoPhase: c.Source.TwoPhase, Logger: log,
-	}
+// discover finds the source's nodes and translates the configuration for
+// package source.
+func discover(ctx context.Context, c *config.Config, log *slog.Logger) (source.Config, *source.Cluster, error) {
+	cc := source.ClusterConfig{Coordinator: c.Source.Coordinator.DSN.Reveal(), Slot: c.Source.Slot, Logger: log}
 	for _, s := range c.Source.Segments {
-		o.Nodes = append(o.Nodes, source.Node{Content: s.Content, DSN: s.DSN.Reveal()})
+		cc.Segments = append(cc.Segments, source.Node{Content: s.Content, DSN: s.DSN.Reveal()})
 	}
-	return o
+	for _, a := range c.Source.Addresses {
+		cc.Addresses = append(cc.Addresses, source.Address{From: a.From, To: a.To})
+	}
+	cl, err := source.Discover(ctx, cc)
+	if err != nil {
+		return source.Config{}, nil, err
+	}
+	return source.Config{
+		Nodes: cl.Nodes(), Slot: c.Source.Slot, Publication: c.Source.Publication, TwoPhase: c.Source.TwoPhase, Logger: log,
+	}, cl, nil
 }
 
 // CreateSlots makes the subscription's slot on every source node, after all
 // checks that need no slot have passed, or on none.
 func CreateSlots(ctx context.Context, c *config.Config) error {
-	o := sourceConfig(c, nil)
+	o, _, err := discover(ctx, c, nil)
+	if err != nil {
+		return err
+	}
 	if _, err := source.Preflight(ctx, o, true); err != nil {
 		return err
 	}
-	_, err := source.CreateSlots(ctx, o)
+	_, err = source.CreateSlots(ctx, o)
 	return err
 }
 
 // DropSlots drops the subscription's slot wherever it is.
 func DropSlots(ctx context.Context, c *config.Config) error {
-	return source.DropSlots(ctx, sourceConfig(c, nil))
+	o, _, err := discover(ctx, c, nil)
+	if err != nil {
+		return err
+	}
+	return source.DropSlots(ctx, o)
 }
 
 // newEnv makes the real pieces. Targets name the subscription in their log
@@ -63,11 +80,15 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 	log := plain.With(LogSubscription, c.Subscription)
 	return &env{
 		source: func(ctx context.Context) (*sourceFacts, error) {
-			f, err := source.Preflight(ctx, sourceConfig(c, log), false)
+			o, cl, err := discover(ctx, c, log)
 			if err != nil {
 				return nil, err
 			}
-			out := &sourceFacts{tables: f.Tables, facts: f}
+			f, err := source.Preflight(ctx, o, false)
+			if err != nil {
+				return nil, err
+			}
+			out := &sourceFacts{tables: f.Tables, facts: f, cluster: cl}
 			for _, r := range f.Streams() {
 				out.identities = append(out.identities, target.StreamIdentity{Content: r.Content, SystemID: r.SystemID, Slot: r.Slot, Timeline: r.Timeline})
 				out.positions = append(out.positions, dtx.Position{Content: r.Content, LSN: r.LSN})
@@ -78,7 +99,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 		target:      func(f *sourceFacts) (target.Target, error) { return newTarget(c, f.tables, plain) },
 		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
 		streams: func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error) {
-			return newStreams(c, st, sp.(*spool), log)
+			return newStreams(c, f.cluster, st, sp.(*spool), log)
 		},
 	}
 }
@@ -98,7 +119,7 @@ func checkResume(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) 
 }
 
 // newStreams makes a reader per node.
-func newStreams(c *config.Config, st target.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+func newStreams(c *config.Config, cl *source.Cluster, st target.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
@@ -111,21 +132,21 @@ func newStreams(c *config.Config, st target.State, sp *spool, log *slog.Logger) 
 	if err != nil {
 		return nil, err
 	}
-	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co}}}
+	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl}}}
 	local := segment.Stop
 	if c.Source.LocalChanges == config.Ignore {
 		local = segment.Ignore
 	}
-	for _, s := range c.Source.Segments {
+	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{
-			Content: s.Content, DSN: s.DSN.Reveal(), Slot: c.Source.Slot, Publication: c.Source.Publication,
+			Content: n.Content, DSN: n.DSN, Resolve: cl.Resolver(n.Content), Slot: c.Source.Slot, Publication: c.Source.Publication,
 			Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local,
-			Expect: expect[s.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
+			Expect: expect[n.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
 		})
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, ContentStream{s.Content, segmentStream{r, s.Content}})
+		out = append(out, ContentStream{n.Content, segmentStream{r, n.Content}})
 	}
 	if sp.recovered == nil {
 		return out, nil
@@ -138,7 +159,23 @@ func newStreams(c *config.Config, st target.State, sp *spool, log *slog.Logger) 
 	return out, nil
 }
 
-type coordinatorStream struct{ *coordinator.Reader }
+// coordinatorStream reads the coordinator and, beside that, watches the cluster
+// that it coordinates.
+type coordinatorStream struct {
+	*coordinator.Reader
+	cluster *source.Cluster
+}
+
+// watchEvery is how often the cluster is looked at: a segment whose mirror was
+// promoted may go on answering on its old connection.
+const watchEvery = 10 * time.Second
+
+func (s coordinatorStream) Run(ctx context.Context, start dtx.LSN, emit func(context.Context, dtx.Event) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.Reader.Run(ctx, start, emit) })
+	g.Go(func() error { return s.cluster.Watch(ctx, watchEvery) })
+	return g.Wait()
+}
 
 func (s coordinatorStream) Facts() status.Stream { return facts(dtx.Coordinator, s.Stats().Stats) }
 

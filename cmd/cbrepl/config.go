@@ -62,10 +62,22 @@ func newConfigCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "subscription %s: %d source segments, target of kind %s with %d shards; the file is in order\n",
-			c.Subscription, len(c.Source.Segments), c.Target.Kind, len(c.Target.Shards))
+		to := "a target of kind " + c.Target.Kind
+		if c.Target.Kind == config.Shards {
+			to = fmt.Sprintf("%s with %d shards", to, len(c.Target.Shards))
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "subscription %s: from a coordinator and %s to %s; the file is in order\n",
+			c.Subscription, segmentCount(c), to)
 		return err
 	}
 	cmd.AddCommand(example, check)
 	return cmd
+}
+
+// segmentCount says how many segments the file lists.
+func segmentCount(c *config.Config) string {
+	if n := len(c.Source.Segments); n > 0 {
+		return fmt.Sprintf("%d segments", n)
+	}
+	return "the segments that it names"
 }

@@ -29,7 +29,7 @@ func newSlotsCmd() *cobra.Command {
 		if err := subscription.CreateSlots(cmd.Context(), c); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %d segments\n", c.Source.Slot, len(c.Source.Segments))
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %s\n", c.Source.Slot, segmentCount(c))
 		return err
 	}
 	drop := &cobra.Command{

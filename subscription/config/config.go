@@ -45,8 +45,12 @@ type ContentNode struct {
 // Source is the cluster read from.
 type Source struct {
 	Coordinator Node `mapstructure:"coordinator"`
-	// Segments lists the primaries, contents 0..N-1.
+	// Segments lists the primaries, contents 0..N-1. When it is empty they are found
+	// through the coordinator, which must then be a Cloudberry or Greenplum one.
 	Segments []ContentNode `mapstructure:"segments"`
+	// Addresses maps the addresses that the coordinator names to those that are
+	// reached from here, for segments found through it.
+	Addresses []Address `mapstructure:"addresses"`
 	// Slot is the logical slot's name on every node. Default cbrepl_<subscription>.
 	Slot string `mapstructure:"slot"`
 	// Publication is the publication's name on every node. Default cbrepl_pub.
@@ -67,6 +71,13 @@ type Source struct {
 	// StatusInterval is how often positions are reported to the source and, when
 	// idle, recorded on the target. Default 2s.
 	StatusInterval time.Duration `mapstructure:"status_interval"`
+}
+
+// Address maps host or host:port to another host, which keeps the port, or
+// host:port.
+type Address struct {
+	From string `mapstructure:"from"`
+	To   string `mapstructure:"to"`
 }
 
 // Target is the cluster written to.

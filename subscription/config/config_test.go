@@ -161,9 +161,15 @@ func TestProblems(t *testing.T) {
 			[]string{"tables.rename[0]: from and to must both be", "tables.rename[1]: from: \"a.b.c\" is not schema or schema.table"}},
 		{"rename twice", minimal + "tables: {rename: [{from: a.b, to: c.d}, {from: '\"a\".b', to: x.y}]}\n", nil,
 			[]string{"tables.rename[1]: \"a\".b is renamed already by tables.rename[0]"}},
+		{"address map", replace(`segments: [{content: 0, dsn: "postgres://h:2/d"}, {content: 1, dsn: "postgres://h:3/d"}]`,
+			`addresses: [{from: "sdw1:x", to: a}, {from: sdw2, to: ""}, {from: sdw2, to: "[::1]:5"}, {from: s, to: "::1"}]`), nil,
+			[]string{`source.addresses[0].from: "sdw1:x" is neither host nor host:port`, `source.addresses[1].to: "" is neither`,
+				"source.addresses[2]: sdw2 is mapped already by source.addresses[1]"}},
+		{"address map and list", replace("segments: [", `addresses: [{from: a, to: b}]
+  segments: [`), nil, []string{"source.addresses: not used with source.segments"}},
 		{"prefix", minimal + "foo: 1\n", []string{"CBREPL_SOURCE_PART_PREFIX=cbrepl.commit"}, []string{"unknown key foo", "share the prefix"}},
 		{"all at once", "log: {level: loud}\non_stop: maybe\n", nil, []string{
-			"subscription: missing", "source.coordinator.dsn: missing", "source.segments: missing", "target.coordinator.dsn: missing",
+			"subscription: missing", "source.coordinator.dsn: missing", "target.coordinator.dsn: missing",
 			"target.shards: missing", "spool.dir: missing", "log.level: \"loud\" is not one of", "on_stop: \"maybe\" is not one of"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

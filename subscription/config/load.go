@@ -14,8 +14,6 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
-
-	"cbrepl/dtx"
 )
 
 // EnvPrefix starts every environment variable that sets a key: the key in
@@ -388,14 +386,4 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
-}
-
-// SegmentContents lists the source's contents, coordinator included.
-func (c *Config) SegmentContents() []dtx.Content {
-	out := []dtx.Content{dtx.Coordinator}
-	for _, s := range c.Source.Segments {
-		out = append(out, s.Content)
-	}
-	slices.Sort(out)
-	return out
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/source"
 	"cbrepl/source/carrier"
 )
 
@@ -54,11 +55,9 @@ func (c *Config) problems() []string {
 	}
 
 	out = append(out, dsnProblem("source.coordinator.dsn", c.Source.Coordinator.DSN)...)
-	if len(c.Source.Segments) == 0 {
-		add("source.segments: missing; list every primary segment with its content id and dsn")
-	}
 	out = append(out, contentProblems("source.segments", c.Source.Segments)...)
 	out = append(out, sameServer("source", c.Source.Coordinator, c.Source.Segments)...)
+	out = append(out, c.Source.addressProblems()...)
 	if (c.Source.Slot != "" || nameForm.MatchString(c.Subscription)) && !slotForm.MatchString(c.Source.Slot) {
 		add("source.slot: %q is not a slot name: want 1 to 63 of a-z, 0-9 and _", c.Source.Slot)
 	}
@@ -186,6 +185,26 @@ func sameServer(key string, coord Node, nodes []ContentNode) []string {
 	check("the coordinator", coord.DSN)
 	for _, n := range nodes {
 		check("content "+n.Content.String(), n.DSN)
+	}
+	return out
+}
+
+// addressProblems reports rules of the address map that cannot be meant.
+func (s *Source) addressProblems() []string {
+	if len(s.Addresses) > 0 && len(s.Segments) > 0 {
+		return []string{"source.addresses: not used with source.segments, which name the addresses themselves; leave one of the two out"}
+	}
+	var out []string
+	from := map[string]int{}
+	for i, a := range s.Addresses {
+		if err := (source.Address{From: a.From, To: a.To}).Validate(); err != nil {
+			out = append(out, fmt.Sprintf("source.addresses[%d].%v", i, err))
+		}
+		if j, twice := from[a.From]; twice {
+			out = append(out, fmt.Sprintf("source.addresses[%d]: %s is mapped already by source.addresses[%d]", i, a.From, j))
+			continue
+		}
+		from[a.From] = i
 	}
 	return out
 }
