@@ -375,3 +375,45 @@ func TestWindowBytes(t *testing.T) {
 		t.Errorf("200 kB of updates in %d operations under a window of 10 kB", f.m.statements)
 	}
 }
+
+// Half of a distribution key is unchanged and was not sent: the row moves when
+// the other half changes, and stays when it does not.
+func TestPartlyKnownDistributionKey(t *testing.T) {
+	for _, id := range []string{"1", "2", "3", "4", "5", "6"} { // on whichever segment
+		f := newFixture(t, Options{}, 3, 'd')
+		f.tgt.Policy.Columns = []router.Column{{Name: "big", Type: textType}, {Name: "v", Type: textType}}
+		var err error
+		if f.e, err = NewEngine(Options{}, NameMap{}, []source.Table{f.src}, []*Table{f.tgt}, f.m.Segments()); err != nil {
+			t.Fatal(err)
+		}
+		f.must(t, changes(f.ins(id, "u1", "v", "BIG")))
+		f.must(t, changes(f.upd(id, "u1", "w"+id, "?")))
+		f.must(t, changes(f.upd(id, "u1", "w"+id, "?")))
+		seg, err := f.e.tables[Name{"public", "t"}].router.Segment([][]byte{[]byte("BIG"), []byte("w" + id)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("%d: [%s u1 w%s BIG default]", seg, id, id)
+		if got := f.m.lines(f.tgt, true); len(got) != 1 || got[0] != want {
+			t.Errorf("got %v, want %s", got, want)
+		}
+	}
+}
+
+// A relation message in the middle of a batch: rows before it are read by the
+// old columns, rows behind it by the new ones, in order.
+func TestRelationChanges(t *testing.T) {
+	f := newFixture(t, Options{}, 2, 'd')
+	old := f.rel
+	next := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd', Columns: []pgoutput.Column{
+		{Name: "v", TypeOID: 25}, {Name: "x", TypeOID: 25}, {Key: true, Name: "id", TypeOID: 25}}}
+	rows := changes(f.ins("1", "u1", "v", "b"), f.upd("1", "u1", "w", "b"), f.ins("2", "u2", "v", "b"))
+	f.rel = next
+	rows = append(rows, f.ins("new", "x3", "3"), f.upd("y", "x1", "1"), rowMessage(next, 'D', 'K', vals("NULL", "NULL", "2"), nil))
+	f.rel = old
+	rows = append(rows, f.upd("3", "u3", "z", "c"), f.ins("2", "u2", "again", "b"))
+	f.must(t, rows)
+	if got := strings.Join(f.m.lines(f.tgt, false), " "); got != "[1 u1 y b x1] [2 u2 again b default] [3 u3 z c x3]" {
+		t.Fatal(got)
+	}
+}
