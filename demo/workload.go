@@ -61,6 +61,8 @@ type Workload struct {
 	// Accounts, Workers and Seed shape it. Zero means 500 accounts, 8 workers.
 	Accounts, Workers int
 	Seed              uint64
+	// TransfersOnly leaves out the other tables.
+	TransfersOnly bool
 
 	src   *lab.Source
 	dtxs  atomic.Int64
@@ -175,7 +177,7 @@ func (w *Workload) Run(ctx context.Context) error {
 // one runs one transaction of a random kind.
 func (w *Workload) one(ctx context.Context, rnd *rand.Rand, worker int) error {
 	switch n := rnd.IntN(100); {
-	case n < 55:
+	case n < 55 || w.TransfersOnly:
 		return w.transfer(ctx, rnd)
 	case n < 70:
 		return w.insertOrders(ctx, rnd, 1+rnd.IntN(5))

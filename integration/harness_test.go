@@ -333,9 +333,12 @@ func (r *process) drain() {
 }
 
 // load runs the workload until stop is called.
-func (p *pair) load(seed uint64) (w *demo.Workload, stop func()) {
+func (p *pair) load(seed uint64, shape ...func(*demo.Workload)) (w *demo.Workload, stop func()) {
 	p.t.Helper()
 	w = demo.NewWorkload(p.src, seed)
+	for _, f := range shape {
+		f(w)
+	}
 	p.must(w.Load(p.ctx()))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

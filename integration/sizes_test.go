@@ -112,6 +112,43 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// The release rules on hot rows: a handful of accounts, very late markers, and
+// batches as small as the rules allow. The total after each batch shows a
+// transfer that was torn or came before one that it depends on.
+func TestHotRowsInSmallBatches(t *testing.T) {
+	p := newPair(t, 3, 2, lab.Options{})
+	p.must(demo.CreateTables(p.ctx(), p.src))
+	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.configure("hot")
+	p.cfg.Batch.MaxDtxs = 1
+	p.src.LateMarkers(20, 100)
+	w, stop := p.load(1, func(w *demo.Workload) { w.Accounts, w.TransfersOnly = 8, true })
+	<-time.After(3 * time.Second)
+	stop() // the daemon finds a backlog: streams arrive in any order
+	p.must(p.src.ReleaseMarkers(p.ctx()))
+	tt := p.totals()
+	batches, biggest := 0, 0
+	d := p.start(func(ctx context.Context, b *dtx.Batch) error {
+		sum, rows, err := tt.read(ctx)
+		if err == nil && rows == int64(w.Accounts) && sum != w.Total() {
+			err = fmt.Errorf("after batch %d (gxids %v) the total is %d, at every commit of the source it was %d", b.Seq, b.GXIDs, sum, w.Total())
+		}
+		batches++
+		biggest = max(biggest, len(b.GXIDs))
+		return err
+	})
+	d.drain()
+	p.same(demo.Accounts)
+	if err := d.end(); err != nil {
+		t.Error(err)
+	}
+	n, multi, _ := w.Counts()
+	t.Logf("%d transactions, %d on several segments, %d batches, the biggest of %d transactions", n, multi, batches, biggest)
+	if biggest < 2 {
+		t.Error("no marker came late enough to matter")
+	}
+}
+
 // kill -9 at random moments under load, twenty times in a row: no row lost,
 // doubled or torn, and no manual step in between.
 func TestKillNine(t *testing.T) {
