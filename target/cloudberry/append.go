@@ -31,8 +31,7 @@ func (b *backend) deleteAppendOnly(ctx context.Context, f *tableFacts, op *targe
 	}
 	// As many rows as keys is taken for one row per key: the storage has no unique
 	// index that would say so. Otherwise it is undone and done again, looking.
-	b.planFor(b.removePlan(f, op.N, op.Keys, op.Differ))
-	b.ahead("SAVEPOINT cbrepl_delete")
+	u := b.savepoint()
 	b.unstaged = true // a stage made behind the savepoint would go with it
 	n, err := b.remove(ctx, f, op.N, op.Keys, op.Differ)
 	b.unstaged = false
@@ -40,11 +39,10 @@ func (b *backend) deleteAppendOnly(ctx context.Context, f *tableFacts, op *targe
 		return target.Found{}, err
 	}
 	if n == int64(op.N) {
-		b.ahead("RELEASE SAVEPOINT cbrepl_delete")
+		b.release()
 		return target.Found{Rows: n}, nil
 	}
-	b.ahead("ROLLBACK TO SAVEPOINT cbrepl_delete")
-	b.ahead("RELEASE SAVEPOINT cbrepl_delete")
+	b.rollbackTo(u)
 	return b.findAndDelete(ctx, f, op)
 }
 
@@ -91,6 +89,7 @@ func (b *backend) remove(ctx context.Context, f *tableFacts, n int, keys, differ
 	t := f.Table
 	q := new(query)
 	b.planFor(b.removePlan(f, n, keys, differ))
+	b.textOf(t, differ.Cols)
 	q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t")
 	if b.byAny(f, n, keys, differ) {
 		q.WriteString(" WHERE " + q.anyOf(t, keys.Cols[0], keys.Vals[0]))

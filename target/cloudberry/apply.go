@@ -90,6 +90,7 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (res
 		return res, err
 	}
 	t.batch, t.positions = b.Seq, after
+	t.backend.last = t.opts.now()
 	if err := faultinject.Point("cloudberry.after_commit"); err != nil {
 		return res, err
 	}
@@ -126,7 +127,12 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch, after []dtx.Position)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.opts.DecideTimeout)
 	defer cancel()
 	t.backend.dropStages(false)
-	stmts := t.backend.takePrefix()
+	var stmts []string
+	if t.backend.begun {
+		stmts = t.backend.takePrefix()
+	} else {
+		stmts = append([]string{"BEGIN"}, t.backend.prefix...)
+	}
 	if sql := t.dropDedup(b); sql != "" {
 		stmts = append(stmts, sql)
 	}

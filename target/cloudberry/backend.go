@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -27,6 +28,10 @@ type backend struct {
 	s *server
 
 	begun bool
+	// last is when the last batch ended.
+	last time.Time
+	// digits tells that extra_float_digits is set in this transaction.
+	digits bool
 	// prefix are statements that travel ahead of the next one: BEGIN, LOCK, SET
 	// LOCAL, RELEASE.
 	prefix []string
@@ -68,7 +73,7 @@ func onOff(on bool) string {
 
 // startBatch forgets the last transaction.
 func (b *backend) startBatch() {
-	b.begun, b.prefix, b.plan = false, nil, planMode{}
+	b.begun, b.digits, b.prefix, b.plan = false, false, nil, planMode{}
 	b.locked = map[uint32]bool{}
 	b.stages.startBatch()
 }
@@ -81,8 +86,45 @@ func (b *backend) takePrefix() []string {
 	if !b.begun {
 		b.begun = true
 		p = slices.Insert(p, 0, "BEGIN")
+		if b.s.facts.replicaRole && (b.t.tables.fires || b.t.opts.now().Sub(b.last) > idleWorkers) {
+			p = slices.Insert(p, 0, "SET session_replication_role = replica")
+		}
 	}
 	return p
+}
+
+// idleWorkers is after how long without a batch the worker processes on the
+// segments may be new ones; the server's own default for ending them is 18 s.
+const idleWorkers = 5 * time.Second
+
+// textOf prepares for a comparison by text of columns of t.
+func (b *backend) textOf(t *target.Table, cols []int) {
+	if b.digits || !slices.ContainsFunc(cols, func(c int) bool { return pgside.HasFloats(t.Columns[c].Type) }) {
+		return
+	}
+	b.digits = true
+	b.ahead("SET LOCAL extra_float_digits = 3")
+}
+
+// savepoint begins what may be undone by rollbackTo.
+func (b *backend) savepoint() undo {
+	b.ahead("SAVEPOINT cbrepl_try")
+	return undo{b.plan, b.digits}
+}
+
+// undo is what rollbackTo brings back besides the rows: settings made behind the
+// savepoint go with it.
+type undo struct {
+	plan   planMode
+	digits bool
+}
+
+func (b *backend) release() { b.ahead("RELEASE SAVEPOINT cbrepl_try") }
+
+func (b *backend) rollbackTo(u undo) {
+	b.ahead("ROLLBACK TO SAVEPOINT cbrepl_try")
+	b.release()
+	b.plan, b.digits = u.plan, u.digits
 }
 
 // ahead adds a statement that travels with the next one.

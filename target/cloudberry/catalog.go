@@ -17,6 +17,8 @@ const opCatalogue = "check target tables"
 type tables struct {
 	byName map[target.Name]*tableFacts
 	byOID  map[uint32]*tableFacts
+	// fires tells that some table has triggers or rules to be silenced.
+	fires bool
 }
 
 // of finds the facts of a table that the engine was given.
@@ -151,6 +153,7 @@ func readTables(ctx context.Context, s *server, names []target.Name) (*tables, e
 		if string(r[7]) != "t" {
 			f.missing = append(f.missing, "USAGE on schema "+f.Schema)
 		}
+		ts.fires = ts.fires || f.firing != ""
 		f.setKind(string(r[3]), string(r[4]), r[9] != nil)
 		policies[f.oid] = [4]string{string(r[9]), string(r[10]), string(r[11]), string(r[12])}
 		ts.byName[target.Name{Schema: f.Schema, Table: f.Name}] = f

@@ -109,31 +109,34 @@ func firstFound(names []target.Name, ts *tables) *tableFacts {
 	return nil
 }
 
-// checkRole reports a role that cannot keep triggers and rules from firing.
+// checkRole reports a role that cannot keep triggers and rules from firing, where
+// there are any.
 func (t *Target) checkRole(ts *tables) []error {
-	f := &t.srv.facts
-	if f.replicaRole {
+	role := t.srv.facts.role
+	if t.srv.facts.replicaRole {
 		return nil
 	}
 	var fires []string
-	for name, tf := range ts.byName {
-		if tf.firing != "" {
-			fires = append(fires, fmt.Sprintf("%s (%s)", name, tf.firing))
+	for name, f := range ts.byName {
+		if f.firing != "" && f.problem == "" {
+			fires = append(fires, fmt.Sprintf("%s (%s)", name, f.firing))
 		}
 	}
 	slices.Sort(fires)
-	now := "no replicated table has any now"
-	if len(fires) > 0 {
-		now = "these would fire: " + strings.Join(fires, "; ")
-	}
-	if t.opts.FireTriggers {
+	list := strings.Join(fires, "; ")
+	switch {
+	case len(fires) == 0:
+		t.log.Warn("the role may not set session_replication_role; triggers and rules created later on replicated tables would fire",
+			slog.String("role", role))
+	case t.opts.FireTriggers:
 		t.log.Warn("the role may not set session_replication_role; triggers and rules fire for replicated rows",
-			slog.String("role", f.role), slog.String("tables", now))
-		return nil
+			slog.String("role", role), slog.String("firing", list))
+	default:
+		return []error{stop(opCatalogue,
+			"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), disable them, or set apply.fire_triggers: true to let them fire",
+			"role %s may not set session_replication_role, and replicated rows would fire: %s", role, list)}
 	}
-	return []error{stop(opCatalogue,
-		"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), or set target.fire_triggers: true to go on with triggers firing",
-		"role %s may not set session_replication_role, so triggers and rules of the target's tables would fire for replicated rows; %s", f.role, now)}
+	return nil
 }
 
 func tableProblem(f *tableFacts, hint, format string, args ...any) error {

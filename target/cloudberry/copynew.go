@@ -37,10 +37,10 @@ func (b *backend) copyNew(ctx context.Context, op *target.CopyOp) (int64, error)
 // tryInsert inserts the rows of op and reports whether the server refused them as
 // duplicates, which then leaves no trace.
 func (b *backend) tryInsert(ctx context.Context, op *target.CopyOp) (n int64, dup bool, err error) {
-	b.ahead("SAVEPOINT cbrepl_copy")
+	u := b.savepoint()
 	n, err = b.insert(ctx, op)
 	if err == nil {
-		b.ahead("RELEASE SAVEPOINT cbrepl_copy")
+		b.release()
 		return n, false, nil
 	}
 	err = faultOrNil(err)
@@ -48,8 +48,7 @@ func (b *backend) tryInsert(ctx context.Context, op *target.CopyOp) (n int64, du
 	if !errors.As(err, &de) || !de.Duplicate {
 		return 0, false, err
 	}
-	b.ahead("ROLLBACK TO SAVEPOINT cbrepl_copy")
-	b.ahead("RELEASE SAVEPOINT cbrepl_copy")
+	b.rollbackTo(u)
 	return 0, true, nil
 }
 

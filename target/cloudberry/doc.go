@@ -9,10 +9,15 @@
 //
 // Lock and batches share one session, so they end together: a daemon whose
 // session is lost holds nothing any more, and what it had written is rolled back.
-// Settings are made once, for the session: the server gives them to the worker
-// processes it starts on the segments later. What differs between Greenplum 6
-// (PostgreSQL 9.4) and its successors is found by looking into the catalogue and
-// pg_settings, never by version number.
+// What differs between Greenplum 6 (PostgreSQL 9.4) and its successors is found by
+// looking into the catalogue and pg_settings, never by version number.
+//
+// Settings are made once, for the session, which costs a batch nothing. A worker
+// process that the server starts on a segment later, in place of one that was idle
+// for long or has died, gets some of them only. Those that matter there and are
+// lost are made again: session_replication_role ahead of a batch when a table has
+// something to silence or the session was idle, extra_float_digits ahead of a
+// statement that compares floating-point values by their text.
 //
 // # A batch
 //

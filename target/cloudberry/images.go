@@ -182,6 +182,7 @@ func marked(expr string) string {
 func (im *images) planImages(g *imageGroup, set target.Set) {
 	indexed := slices.ContainsFunc(g.anchors, func(i int) bool { return im.f.leads(set.Cols[i]) })
 	im.planFor(planMode{hashed: im.f.appendOnly || !indexed, free: true})
+	im.textOf(im.f.Table, set.Cols)
 }
 
 // narrowImages lets an index serve a hash join on append-optimized storage.

@@ -81,6 +81,7 @@ func (b *backend) deleteHeap(ctx context.Context, f *tableFacts, op *target.Dele
 	wanted := op.Ordinals || len(op.Fetch) > 0
 	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
+	b.textOf(t, op.Differ.Cols)
 	q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t")
 	if !wanted && op.Partial && op.N > 1 && len(op.Differ.Cols) == 0 && f.anyable(op.Keys.Cols) {
 		q.WriteString(" WHERE " + q.anyOf(t, op.Keys.Cols[0], op.Keys.Vals[0]))
@@ -169,6 +170,7 @@ func (b *backend) updateHeap(ctx context.Context, f *tableFacts, op *target.Upda
 	unique := pgside.UniqueKeys(t, op.Keys.Cols)
 	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
+	b.textOf(t, op.Same.Cols)
 	r, err := b.rows(ctx, q, f, op.N, true, namedSet{"k", op.Keys}, namedSet{"s", op.Set}, namedSet{"g", op.Same})
 	if err != nil {
 		return target.Found{}, err
@@ -230,6 +232,8 @@ func (b *backend) find(ctx context.Context, f *tableFacts, n int, keys, same, di
 	} else {
 		b.planFor(f.plan(keys.Cols))
 	}
+	b.textOf(t, same.Cols)
+	b.textOf(t, differ.Cols)
 	sets := []namedSet{{"k", keys}, {"g", same}}
 	if len(differ.Cols) > 0 {
 		sets[1].set = differ

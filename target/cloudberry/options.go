@@ -36,9 +36,9 @@ type Options struct {
 	Names  target.NameMap
 	Engine target.Options
 
-	// FireTriggers allows a role that may not set session_replication_role, which
-	// takes a superuser before PostgreSQL 15: triggers and rules of the target's
-	// tables then fire for replicated rows.
+	// FireTriggers lets triggers and rules of the target's tables fire for
+	// replicated rows where the role may not set session_replication_role, which
+	// takes a superuser before PostgreSQL 15.
 	FireTriggers bool
 
 	// LockWait is how long Open waits for another daemon's lock. 0 means 5 s.
@@ -60,6 +60,8 @@ type Options struct {
 	Logger *slog.Logger
 
 	private struct {
+		// now is the clock that tells how long the session was idle.
+		now func() time.Time
 		// rowset forces how values reach the server; for tests.
 		rowset rowsetKind
 		// anyType leaves out the comparison of column types; for tests.
@@ -84,6 +86,13 @@ func (o *Options) EnsureDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+}
+
+func (o *Options) now() time.Time {
+	if o.private.now != nil {
+		return o.private.now()
+	}
+	return time.Now()
 }
 
 // namePattern is what a subscription may be called.

@@ -167,8 +167,8 @@ func (s *server) probe(ctx context.Context) error {
 	return nil
 }
 
-// Settings of every session. The first group every server has. A worker process
-// on a segment gets those that were set by a statement, not all of those that were
+// needed are the settings of every session that every server has. A worker process
+// on a segment gets those that are set by a statement, not all of those that are
 // sent at connection start: so they are set by a statement.
 var needed = [][2]string{
 	// Every value is written and compared as the source printed it, whatever the

@@ -110,3 +110,27 @@ func UniqueKeys(t *target.Table, cols []int) bool {
 	}
 	return false
 }
+
+// HasFloats reports whether values of a type print with a number of digits that a
+// setting decides: floating-point numbers and what is made of them.
+func HasFloats(t *router.Type) bool {
+	if t == nil {
+		return false
+	}
+	switch t.Kind {
+	case router.BaseType:
+		switch t.OID {
+		case 700, 701, 600, 601, 602, 603, 604, 628, 718:
+			return true
+		}
+		return t.Extension != "" // not known
+	case router.CompositeType:
+		for _, f := range t.Fields {
+			if HasFloats(f) {
+				return true
+			}
+		}
+		return false
+	}
+	return HasFloats(t.Elem)
+}
