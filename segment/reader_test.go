@@ -605,6 +605,25 @@ func TestStops(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("consumer fails", func(t *testing.T) {
+		n := newNode(t, shared.Database(t), false)
+		sp, err := store.Open(context.Background(), store.Options{Dir: t.TempDir() + "/spool", Subscription: "t", MemBytes: 8 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sp.Close()
+		o := n.options(n.dsn)
+		o.Spool = sp
+		r, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.dtx(1, "INSERT INTO a VALUES (1, 'x')")
+		boom := errors.New("boom")
+		if err := r.Run(t.Context(), 0, func(context.Context, dtx.Event) error { return boom }); !errors.Is(err, boom) || r.Stats().Reconnects != 0 {
+			t.Errorf("%v after %d reconnects", err, r.Stats().Reconnects)
+		}
+	})
 	t.Run("two readers", func(t *testing.T) {
 		n := newNode(t, shared.Database(t), false)
 		x := n.start(n.options(n.dsn), 0, nil)
