@@ -123,7 +123,7 @@ type model struct {
 }
 
 func newModel(t *rapid.T, o Options) *model {
-	m := &model{t: t, ctx: context.Background(), opts: o, contents: []dtx.Content{-1, 0, 7}, nextXID: 10}
+	m := &model{t: t, ctx: context.Background(), opts: o, contents: []dtx.Content{-1, 0, 7}[:rapid.IntRange(1, 3).Draw(t, "contents")], nextXID: 10}
 	m.mem, m.resent = vfs.NewCrashableMem(), map[dtx.LSN][]*modelTxn{}
 	m.opts.Dir, m.opts.Subscription, m.opts.fs = "spool", "model", m.mem
 	m.start()
@@ -491,6 +491,7 @@ func (m *model) end() {
 func (m *model) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"begin": m.begin, "rows": m.rows, "more rows": m.rows, "truncate": m.truncate, "abort": m.abortSub,
+		"abort more": m.abortSub, "begin more": m.begin,
 		"change": m.change, "commit": m.commit, "prepare": m.prepare, "commit prepared": m.commitPrepared,
 		"drop": m.drop, "drop prepared": m.dropPrepared, "record": m.record, "release records": m.releaseRecords, "sync": m.sync, "read": m.read,
 		"read two": m.readTwo, "release": m.release, "release oldest": m.releaseOldest, "": m.usage,

@@ -106,8 +106,7 @@ func (s *Spool) reclaim(ctx context.Context, min int64) error {
 		return err
 	}
 	if !b.Empty() {
-		// A part's record must not outlive its blocks.
-		if err := s.db.apply(ctx, b, s.opts.Mode == Spooled); err != nil {
+		if err := s.db.apply(ctx, b, false); err != nil {
 			return err
 		}
 	}
@@ -136,7 +135,8 @@ func (r laneRun) bounds(prefix byte) (start, end []byte) {
 }
 
 // excise removes the blocks of runs from the tables. Memtables are flushed
-// first: an excise that overlaps one would start another memtable each.
+// first: an excise that overlaps one would start another memtable each, and a
+// part's record, deleted before, must not outlive its blocks.
 func (s *Spool) excise(ctx context.Context, runs []laneRun) error {
 	if len(runs) == 0 {
 		return nil
