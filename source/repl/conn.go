@@ -74,6 +74,11 @@ func (c *Conn) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = c.pg.Close(ctx) // nothing is pending: a failure loses nothing
+	// A query that was cancelled has left a goroutine of pgx behind.
+	select {
+	case <-c.pg.CleanupDone():
+	case <-ctx.Done():
+	}
 	c.pg = nil
 }
 
