@@ -1,0 +1,224 @@
+package subscription
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/subscription/config"
+	"cbrepl/subscription/status"
+	"cbrepl/target"
+)
+
+// startup is an env that notes what is called, and fails where told.
+type startup struct {
+	mu     sync.Mutex
+	calls  []string
+	failAt string
+	state  target.State
+}
+
+func (s *startup) call(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, name)
+	if name == s.failAt {
+		return &dtx.Error{Op: name, Msg: "told to fail", Class: dtx.ClassStop}
+	}
+	return nil
+}
+
+func (s *startup) trace() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.calls, " ")
+}
+
+type startTarget struct{ s *startup }
+
+func (t startTarget) Check(context.Context) error { return t.s.call("check") }
+func (t startTarget) Open(context.Context) (target.State, error) {
+	return t.s.state, t.s.call("open")
+}
+func (t startTarget) Init(_ context.Context, _ []target.StreamIdentity, ps []dtx.Position) error {
+	return t.s.call(fmt.Sprintf("init:%d", len(ps)))
+}
+func (t startTarget) Apply(context.Context, *dtx.Batch, target.Rows) (target.Result, error) {
+	return target.Result{}, nil
+}
+func (t startTarget) Close() error { return t.s.call("close-target") }
+
+type startSpool struct {
+	rigSpool
+	s *startup
+}
+
+func (p startSpool) Held() map[dtx.Content]dtx.LSN { return nil }
+func (p startSpool) Close() error                  { return p.s.call("close-spool") }
+func (p startSpool) Release([]dtx.Part) error      { return nil }
+
+type startStream struct{ s *startup }
+
+func (x startStream) Run(ctx context.Context, _ dtx.LSN, _ func(context.Context, dtx.Event) error) error {
+	if err := x.s.call("run"); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+func (x startStream) Confirm(dtx.LSN)      {}
+func (x startStream) Facts() status.Stream { return status.Stream{Content: -1, Connected: true} }
+
+func (s *startup) env() *env {
+	return &env{
+		source: func(context.Context) (*sourceFacts, error) {
+			return &sourceFacts{positions: []dtx.Position{{Content: -1, LSN: 9}}}, s.call("source")
+		},
+		checkResume: func(*sourceFacts, target.State, map[dtx.Content]dtx.LSN) error { return s.call("resume") },
+		target:      func(*sourceFacts) (target.Target, error) { return startTarget{s}, nil },
+		spool:       func(context.Context) (openSpool, error) { return startSpool{s: s}, s.call("spool") },
+		streams: func(*sourceFacts, target.State, openSpool) ([]ContentStream, error) {
+			return []ContentStream{{-1, startStream{s}}}, s.call("streams")
+		},
+	}
+}
+
+func startConfig(t *testing.T, extra string) *config.Config {
+	t.Helper()
+	f := filepath.Join(t.TempDir(), "s.yaml")
+	if err := os.WriteFile(f, []byte(config.Example+extra), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(config.Sources{File: f, Env: []string{"CBREPL_HTTP_LISTEN=127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Nothing is changed before every check that can be made without changing
+// anything has passed, and whatever was opened is closed, in reverse order.
+func TestStartOrder(t *testing.T) {
+	for _, tc := range []struct {
+		failAt      string
+		initialized bool
+		want        string
+	}{
+		{"source", false, "source"},
+		{"check", false, "source check close-target"},
+		{"open", false, "source check open close-target"},
+		{"spool", false, "source check open spool close-target"},
+		{"init:1", false, "source check open spool init:1 close-spool close-target"},
+		{"resume", true, "source check open spool resume close-spool close-target"},
+		{"streams", true, "source check open spool resume streams close-spool close-target"},
+		{"run", true, "source check open spool resume streams run close-spool close-target"},
+	} {
+		s := &startup{failAt: tc.failAt, state: target.State{Initialized: tc.initialized}}
+		sub, err := New(Options{Config: startConfig(t, ""), private: s.env()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sub.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "told to fail") {
+			t.Errorf("%s: %v", tc.failAt, err)
+		}
+		if got := s.trace(); got != tc.want {
+			t.Errorf("failing at %s did\n%s\nwant\n%s", tc.failAt, got, tc.want)
+		}
+		if r := sub.Report(); r.State != status.Stopped || r.LastError == nil || r.Healthy {
+			t.Errorf("%s: status %+v", tc.failAt, r)
+		}
+	}
+}
+
+// With on_stop: wait a stopped subscription stays inspectable until ctx ends,
+// and Run returns its error then.
+func TestStoppedStaysInspectable(t *testing.T) {
+	s := &startup{failAt: "resume", state: target.State{Initialized: true}}
+	c := startConfig(t, "on_stop: wait\n")
+	c.HTTP.Listen = freeAddress(t)
+	sub, err := New(Options{Config: c, private: s.env()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sub.Run(ctx) }()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for end := time.Now().Add(10 * time.Second); ; <-time.After(5 * time.Millisecond) {
+		if resp, err := client.Get("http://" + c.HTTP.Listen + "/healthz"); err == nil {
+			_ = resp.Body.Close()
+			if r, _, err := status.Fetch(ctx, c.HTTP.Listen); err == nil && r.State == status.Stopped {
+				if resp.StatusCode != http.StatusServiceUnavailable && resp.StatusCode != http.StatusOK || !r.LastError.Stops {
+					t.Errorf("%d %+v", resp.StatusCode, r)
+				}
+				break
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatal("not stopped within 10 s")
+		}
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("Run has returned: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "told to fail") {
+		t.Error(err)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := listenLoopback()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// A daemon whose address is taken says by whom.
+func TestAddressTaken(t *testing.T) {
+	l, err := listenLoopback()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := status.NewBoard("dr_site", "test", 4711, time.Now())
+	h, err := status.Handler(func() status.Report { return b.Report(time.Now()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	c := startConfig(t, "")
+	c.HTTP.Listen = l.Addr().String()
+	s := &startup{}
+	sub, err := New(Options{Config: c, private: s.env()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { done <- status.Serve(ctx, l, h, sub.log) }()
+	err = sub.Run(t.Context())
+	var e *dtx.Error
+	if !errors.As(err, &e) || !strings.Contains(err.Error(), "a daemon of subscription dr_site (pid 4711)") || !strings.Contains(err.Error(), "stop that one first") {
+		t.Error(err)
+	}
+	if s.trace() != "" {
+		t.Errorf("it went on: %s", s.trace())
+	}
+	cancel()
+	<-done
+}
+
+func listenLoopback() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
