@@ -314,7 +314,7 @@ func errText(err error) string {
 func (l *loop) outcome(out outcome) error {
 	now := l.o.Now()
 	if out.fatal != nil {
-		return out.fatal
+		return &dtx.Error{Op: "follow up batch", Class: dtx.ClassStop, Err: out.fatal}
 	}
 	attempt, wasNarrow := l.m.attempt, l.m.narrowTo
 	e, err := l.m.done(now, out)
@@ -334,7 +334,7 @@ func (l *loop) outcome(out outcome) error {
 		{faultReleased, func() error { return nil }},
 	} {
 		if err := faultinject.Point(step.fault); err != nil {
-			return err
+			return &dtx.Error{Op: "follow up batch", Class: dtx.ClassStop, Err: err}
 		}
 		if err := step.do(); err != nil {
 			return err

@@ -109,7 +109,7 @@ func (s *Subscription) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.replicate(ctx)
+	err = s.lives(ctx)
 	now := s.o.Now()
 	if err != nil {
 		s.board.Fail(err, now)
@@ -125,6 +125,41 @@ func (s *Subscription) Run(ctx context.Context) error {
 	}
 	return err
 }
+
+// lives runs replicate until ctx ends or a person is needed. A passing fault of
+// this machine (a full disk under the spool) begins a new life from the target's
+// record; passing faults of servers are dealt with inside one. What fails
+// before it has ever streamed is reported, not tried again.
+func (s *Subscription) lives(ctx context.Context) error {
+	pause := restartMin
+	for {
+		began := s.o.Now()
+		streamed, err := s.replicate(ctx)
+		if err == nil || ctx.Err() != nil || !streamed || dtx.ClassOf(err) == dtx.ClassStop {
+			return err
+		}
+		if s.o.Now().Sub(began) > restartMax {
+			pause = restartMin
+		}
+		s.board.Fail(err, s.o.Now())
+		s.board.SetState(status.Starting, s.o.Now())
+		s.log.Warn("starting again from the target's record", LogError, err, "pause", pause)
+		t := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+		pause = min(2*pause, restartMax)
+	}
+}
+
+// Bounds of the pause before a new life.
+const (
+	restartMin = time.Second
+	restartMax = 30 * time.Second
+)
 
 // serve starts the HTTP endpoint. The channel is closed when it has ended; it is
 // nil when there is none.
@@ -169,44 +204,45 @@ func (s *Subscription) listenError(ctx context.Context, err error) error {
 }
 
 // replicate starts everything in the order that changes nothing before all
-// checks have passed, runs the loop, and takes everything down again.
-func (s *Subscription) replicate(ctx context.Context) (err error) {
+// checks have passed, runs the loop, and takes everything down again. It tells
+// whether it came to stream.
+func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error) {
 	facts, err := s.env.source(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	tgt, err := s.env.target(facts)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, tgt.Close()) }()
 	if c, ok := tgt.(checker); ok {
 		if err := c.Check(ctx); err != nil {
-			return err
+			return false, err
 		}
 	}
 	st, err := tgt.Open(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	sp, err := s.env.spool(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, sp.Close()) }()
 	if st, err = s.agree(ctx, tgt, facts, st, sp.Held()); err != nil {
-		return err
+		return false, err
 	}
 	streams, err := s.env.streams(facts, st, sp)
 	if err != nil {
-		return err
+		return false, err
 	}
 	l, err := newLoop(loopOptions{
 		Streams: streams, Target: tgt, Spool: sp, State: st, Board: s.board, Log: s.log, Now: s.o.Now,
 		Limits: s.limits(), Grace: s.cfg.ShutdownGrace, MinConflictLog: 10 * time.Second, AfterBatch: s.o.AfterBatch,
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	sources := make([]status.Source, len(streams))
 	for i, c := range streams {
@@ -223,7 +259,7 @@ func (s *Subscription) replicate(ctx context.Context) (err error) {
 	if err == nil {
 		s.log.Info("stopped", LogBatch, l.m.rec.batch)
 	}
-	return err
+	return true, err
 }
 
 // agree makes target and source agree where to start: the first start records

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cbrepl/dtx"
@@ -25,12 +26,18 @@ type startup struct {
 	calls  []string
 	failAt string
 	state  target.State
+	// passing is how many times "run" fails with a passing fault.
+	passing int
 }
 
 func (s *startup) call(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls = append(s.calls, name)
+	if name == "run" && s.passing > 0 {
+		s.passing--
+		return &dtx.Error{Op: name, Msg: "disk full"}
+	}
 	if name == s.failAt {
 		return &dtx.Error{Op: name, Msg: "told to fail", Class: dtx.ClassStop}
 	}
@@ -137,6 +144,35 @@ func TestStartOrder(t *testing.T) {
 			t.Errorf("%s: status %+v", tc.failAt, r)
 		}
 	}
+}
+
+// A passing fault of this machine begins a new life from the target's record.
+func TestNewLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &startup{state: target.State{Initialized: true}, passing: 2}
+		c := startConfig(t, "")
+		c.HTTP.Listen = config.Off
+		sub, err := New(Options{Config: c, private: s.env()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- sub.Run(ctx) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		life := "source check open spool resume streams run"
+		if got, want := s.trace(), strings.Repeat(life+" close-spool close-target ", 2)+life; got != want {
+			t.Errorf("it did\n%s\nwant\n%s", got, want)
+		}
+		if r := sub.Report(); r.State != status.Streaming || r.LastError == nil || r.LastError.Stops {
+			t.Errorf("status %+v", r)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // With on_stop: wait a stopped subscription stays inspectable until ctx ends,

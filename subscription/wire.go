@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -259,6 +260,20 @@ func PrepareTarget(ctx context.Context, c *config.Config) error {
 type spool struct {
 	*store.Spool
 	recovered *recovered // in ack mode spooled
+
+	// Status may be asked for at any time, the store's figures only while it is open.
+	mu     sync.RWMutex
+	closed bool
+	last   status.Spool // when it was closed
+}
+
+// Close ends the spool; Usage goes on with the last figures.
+func (s *spool) Close() error {
+	last := s.Usage()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed, s.last = true, last
+	return s.Spool.Close()
 }
 
 func newSpool(ctx context.Context, c *config.Config, log *slog.Logger) (*spool, error) {
@@ -292,6 +307,11 @@ func (s *spool) Open(p dtx.Part) (target.RowIter, error) { return s.Spool.Open(p
 func (s *spool) Exempt(cs []dtx.Content) { s.SetExempt(cs) }
 
 func (s *spool) Usage() status.Spool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return s.last
+	}
 	u := s.Spool.Usage()
 	out := status.Spool{
 		Bytes: u.Bytes, MaxBytes: u.MaxBytes, DiskBytes: u.DiskBytes, Full: !u.FullSince.IsZero(),
