@@ -151,6 +151,7 @@ func (r *reader) block() error {
 	}
 	r.next += uint64(len(b))
 	r.b = b
+	r.rel = nil // every block names its own
 	return nil
 }
 
@@ -194,9 +195,6 @@ func (r *reader) read() (*pgoutput.Change, error) {
 			r.streamed = p[0]&flagStreamed != 0
 			continue
 		case frameRel:
-			if len(p) != 4 {
-				return nil, fmt.Errorf("%w: relation frame of %d bytes", errCorrupt, len(p))
-			}
 			if r.rel, err = r.relation(p); err != nil {
 				return nil, err
 			}
@@ -229,6 +227,9 @@ func (r *reader) read() (*pgoutput.Change, error) {
 }
 
 func (r *reader) relation(p []byte) (*pgoutput.Relation, error) {
+	if len(p) != 4 {
+		return nil, fmt.Errorf("%w: relation frame of %d bytes", errCorrupt, len(p))
+	}
 	v := RelVersion(binary.BigEndian.Uint32(p))
 	rel := r.s.rels.get(v)
 	if rel == nil {
@@ -332,6 +333,9 @@ func (r *reader) join(p []byte) (frameKind, []byte, error) {
 		r.b = rest
 		switch kind {
 		case frameRel:
+			if r.rel, err = r.relation(q); err != nil {
+				return 0, nil, err
+			}
 		case frameMore:
 			r.big = append(r.big, q...)
 		default:

@@ -180,6 +180,9 @@ func TestBacklog(t *testing.T) {
 	full := stats(t, s)
 	// A content that is ahead of the others gives its room back.
 	slices.SortStableFunc(parts, func(a, b dtx.Part) int { return int(a.Content) - int(b.Content) })
+	if err := s.db.flush(ctx); err != nil {
+		t.Fatal(err)
+	}
 	held := s.Usage().DiskBytes
 	n := 0
 	for n < len(parts) && parts[n].Content == 0 {
