@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -134,7 +135,7 @@ func TestMoreIsNotReported(t *testing.T) {
 		return nil
 	})
 	err := r.feed(pgotest.Begin(0x30, 1, 8), record(0, true, 1, 3, 'T', 0, 1), record(0, true, 2, 4, 'O', 1), pgotest.Commit(0x30, 0x38, 1))
-	if err != stop || r.out.Reported() != 0x10 {
+	if !errors.Is(err, stop) || r.out.Reported() != 0x10 {
 		t.Errorf("%v, reported %s", err, r.out.Reported())
 	}
 }

@@ -83,8 +83,10 @@ func (c *collector) records() []dtx.CommitRecord {
 
 func start(t testing.TB, dsn, slot string) (*Reader, *collector, context.CancelFunc, chan error) {
 	t.Helper()
-	r, err := New(Options{DSN: dsn, Slot: slot, Publication: "p", BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond,
-		PositionEvery: 50 * time.Millisecond, StatusInterval: time.Second})
+	r, err := New(Options{
+		DSN: dsn, Slot: slot, Publication: "p", BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond,
+		PositionEvery: 50 * time.Millisecond, StatusInterval: time.Second,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -191,8 +191,10 @@ func TestTrailingBytes(t *testing.T) {
 }
 
 func TestValues(t *testing.T) {
-	rel := &pgoutput.Relation{ID: 7, Schema: "public", Name: "t", Identity: pgoutput.IdentityDefault,
-		Columns: []pgoutput.Column{{Key: true, Name: "id", TypeOID: 23, TypeMod: -1}, {Name: "b", TypeOID: 25, TypeMod: -1}}}
+	rel := &pgoutput.Relation{
+		ID: 7, Schema: "public", Name: "t", Identity: pgoutput.IdentityDefault,
+		Columns: []pgoutput.Column{{Key: true, Name: "id", TypeOID: 23, TypeMod: -1}, {Name: "b", TypeOID: 25, TypeMod: -1}},
+	}
 	got, err := pgoutput.ParseRelation(pgotest.Relation(0, rel)[1:])
 	if err != nil {
 		t.Fatal(err)

@@ -109,7 +109,7 @@ func (r *rig) rows(p dtx.Part) []string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer rd.Close()
+	defer func() { _ = rd.Close() }()
 	var out []string
 	for {
 		c, err := rd.Next()
@@ -310,8 +310,13 @@ func TestUnusableGID(t *testing.T) {
 		named bool
 		ok    bool
 	}{
-		{"", Stop, false, false}, {"", Ignore, false, false}, {"", Stop, true, false},
-		{"their own", Stop, false, false}, {"their own", Ignore, false, true}, {"their own", Stop, true, true}, {"0", Stop, false, false},
+		{"", Stop, false, false},
+		{"", Ignore, false, false},
+		{"", Stop, true, false},
+		{"their own", Stop, false, false},
+		{"their own", Ignore, false, true},
+		{"their own", Stop, true, true},
+		{"0", Stop, false, false},
 	} {
 		r := newRig(t, c.local, 0)
 		msgs := [][]byte{prep('b', 0x20, 0x28, 7, c.gid), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "secret")}

@@ -154,7 +154,7 @@ func (n *node) start(o Options, from dtx.LSN, gate chan struct{}) *run {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &run{t: n.t, r: r, spool: o.Spool, cancel: cancel, done: make(chan error, 1), changed: make(chan struct{}, 1), gate: gate}
 	go func() { x.done <- r.Run(ctx, from, x.emit) }()
-	n.t.Cleanup(func() { x.stop() })
+	n.t.Cleanup(func() { _ = x.stop() })
 	return x
 }
 

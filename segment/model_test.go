@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -391,7 +392,7 @@ func (s *sender) forget(t *mtxn, commit bool) {
 	}
 }
 
-var errCutOff = fmt.Errorf("the connection is cut")
+var errCutOff = errors.New("the connection is cut")
 
 // TestRandomHistories: for random logs, cut off at random messages and resumed
 // where the reader says, and restarted at a safe position at random moments,
@@ -481,7 +482,7 @@ func playLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, ends bool) (done b
 		switch err := s.run(); {
 		case err == nil:
 			return true, nil
-		case err != errCutOff:
+		case !errors.Is(err, errCutOff):
 			return false, fmt.Errorf("connection %d from %s: %w", conn, s.start, err)
 		case ends:
 			return false, nil

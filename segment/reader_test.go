@@ -287,7 +287,7 @@ func TestFullSpool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sp.Close()
+	defer func() { _ = sp.Close() }()
 	o := n.options(n.dsn)
 	o.Spool = sp
 	x := n.start(o, 0, nil)
@@ -368,7 +368,7 @@ func TestStops(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer sp.Close()
+		defer func() { _ = sp.Close() }()
 		o := n.options(n.dsn)
 		o.Spool = sp
 		r, err := New(o)

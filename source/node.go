@@ -112,8 +112,10 @@ func connect(ctx context.Context, n Node) (*pgx.Conn, error) {
 	}
 	pc, err := pgx.ParseConfig(n.DSN)
 	if err != nil {
-		return nil, &dtx.Error{Op: "read connection string", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
-			Msg: "a query option in it is not valid", Hint: "Remove options that libpq does not know"}
+		return nil, &dtx.Error{
+			Op: "read connection string", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Msg: "a query option in it is not valid", Hint: "Remove options that libpq does not know",
+		}
 	}
 	pc.DefaultQueryExecMode = pgx.QueryExecModeExec
 	pc.RuntimeParams["search_path"] = "pg_catalog"

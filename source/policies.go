@@ -173,8 +173,10 @@ func readTypes(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*
 		var array bool
 		var l link
 		_, err = pgx.ForEachRow(rows, []any{&t.OID, &t.Name, &kind, &array, &l.elem, &l.fields, &t.Extension, &t.Nondeterministic}, func() error {
-			t.Kind = map[string]router.TypeKind{"d": router.DomainType, "e": router.EnumType, "r": router.RangeType,
-				"m": router.MultirangeType, "c": router.CompositeType}[kind]
+			t.Kind = map[string]router.TypeKind{
+				"d": router.DomainType, "e": router.EnumType, "r": router.RangeType,
+				"m": router.MultirangeType, "c": router.CompositeType,
+			}[kind]
 			if t.Kind == 0 {
 				t.Kind = router.BaseType
 				if array {
@@ -288,8 +290,10 @@ func (p *policyRow) compile(t *Table, segments int) (router.Policy, *Problem) {
 				return out, &Problem{Found: fmt.Sprintf("its policy names column %q, which it does not have", c.name), Remedy: "Correct the policy in " + ownPolicies}
 			}
 			if t.ColumnList && !t.hasColumn(c.name) {
-				return out, &Problem{Found: fmt.Sprintf("its publication leaves out distribution key column %q", c.name),
-					Remedy: "Add the column to the publication's column list on every node"}
+				return out, &Problem{
+					Found:  fmt.Sprintf("its publication leaves out distribution key column %q", c.name),
+					Remedy: "Add the column to the publication's column list on every node",
+				}
 			}
 			out.Columns = append(out.Columns, router.Column{Name: c.name, Type: c.typ, Opclass: c.opclass, Nondeterministic: c.nondeterministic})
 		}

@@ -172,8 +172,10 @@ func (p *probe) rightContent(ctx context.Context, conn *pgx.Conn) bool {
 	if !ok || is == p.node.Content {
 		return true
 	}
-	p.add(Problem{Found: fmt.Sprintf("the server holds content %d of its cluster, not content %d", is, p.node.Content),
-		Remedy: "Correct its connection string, or the rule of source.addresses that leads there"})
+	p.add(Problem{
+		Found:  fmt.Sprintf("the server holds content %d of its cluster, not content %d", is, p.node.Content),
+		Remedy: "Correct its connection string, or the rule of source.addresses that leads there",
+	})
 	return false
 }
 
@@ -223,36 +225,50 @@ func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
 		fatal(Problem{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
 	}
 	if walLevel != "logical" {
-		fatal(Problem{Found: fmt.Sprintf("wal_level is %s, want logical", walLevel), Remedy: "Run there",
-			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true})
+		fatal(Problem{
+			Found: fmt.Sprintf("wal_level is %s, want logical", walLevel), Remedy: "Run there",
+			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true,
+		})
 	}
 	if encoding != "UTF8" {
-		p.add(Problem{Found: fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", encoding),
-			Remedy: "There is no remedy but a database of encoding UTF8"})
+		p.add(Problem{
+			Found:  fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", encoding),
+			Remedy: "There is no remedy but a database of encoding UTF8",
+		})
 	}
 	if !mayReplicate {
-		fatal(Problem{Found: fmt.Sprintf("role %s may not replicate", role), Remedy: "Run there as a superuser",
-			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", role)}})
+		fatal(Problem{
+			Found: fmt.Sprintf("role %s may not replicate", role), Remedy: "Run there as a superuser",
+			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", role)},
+		})
 	}
 	if !slotExists && slots >= maxSlots {
-		p.add(Problem{Found: fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", maxSlots),
+		p.add(Problem{
+			Found:  fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", maxSlots),
 			Remedy: "Drop a slot that nobody needs, or run there",
-			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", slots+4)}, Restart: true})
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", slots+4)}, Restart: true,
+		})
 	}
 	if busy >= maxSenders {
-		fatal(Problem{Found: fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", maxSenders),
+		fatal(Problem{
+			Found:  fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", maxSenders),
 			Remedy: "End a replication connection that nobody needs, or run there",
-			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", busy+4)}, Restart: true})
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", busy+4)}, Restart: true,
+		})
 	}
 	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
 	switch {
 	case !hasPublication:
-		p.add(Problem{Found: fmt.Sprintf("publication %s does not exist in this database", pub),
+		p.add(Problem{
+			Found:  fmt.Sprintf("publication %s does not exist in this database", pub),
 			Remedy: "It must exist on every node, and since before the slot was made. Run there, naming tables instead if not all are to be replicated",
-			SQL:    []string{"CREATE PUBLICATION " + pub + " FOR ALL TABLES"}})
+			SQL:    []string{"CREATE PUBLICATION " + pub + " FOR ALL TABLES"},
+		})
 	case len(unpublished) > 0:
-		p.add(Problem{Found: fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(unpublished, ", ")),
-			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"}})
+		p.add(Problem{
+			Found:  fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(unpublished, ", ")),
+			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"},
+		})
 	}
 	return good
 }
@@ -283,13 +299,17 @@ func (p *probe) replication(ctx context.Context) {
 		return
 	}
 	if p.cfg.twoPhase(p.node) && !s.TwoPhase {
-		p.add(Problem{Found: fmt.Sprintf("slot %q does not decode transactions at PREPARE, but two_phase is set", s.Name),
-			Remedy: "Set two_phase to false, or drop the slots of all nodes and create them anew, which needs a new initial copy"})
+		p.add(Problem{
+			Found:  fmt.Sprintf("slot %q does not decode transactions at PREPARE, but two_phase is set", s.Name),
+			Remedy: "Set two_phase to false, or drop the slots of all nodes and create them anew, which needs a new initial copy",
+		})
 	}
 	if s.Active {
-		p.add(Problem{Found: fmt.Sprintf("slot %q is in use by the session with pid %d: another daemon, or one that has just ended", s.Name, s.ActivePID),
+		p.add(Problem{
+			Found:  fmt.Sprintf("slot %q is in use by the session with pid %d: another daemon, or one that has just ended", s.Name, s.ActivePID),
 			Remedy: "Stop the other daemon; a session that is left over can be ended there",
-			SQL:    []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)}})
+			SQL:    []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)},
+		})
 	}
 }
 
@@ -319,10 +339,12 @@ func slotProblems(cfg *Config, f *Facts, create bool) Problems {
 		var ps Problems
 		for _, n := range f.Nodes {
 			if n.Slot != nil {
-				ps = append(ps, Problem{Content: n.Content, HasContent: true,
+				ps = append(ps, Problem{
+					Content: n.Content, HasContent: true,
 					Found:  fmt.Sprintf("slot %q exists already", cfg.Slot),
 					Remedy: "Choose another name, or drop it there if no subscription needs it",
-					SQL:    []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)}})
+					SQL:    []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)},
+				})
 			}
 		}
 		return ps
@@ -359,9 +381,11 @@ func identityProblems(f *Facts) Problems {
 	seen := map[string]dtx.Content{}
 	for _, n := range f.Nodes {
 		if c, ok := seen[n.instance]; ok {
-			ps = append(ps, Problem{Content: n.Content, HasContent: true,
+			ps = append(ps, Problem{
+				Content: n.Content, HasContent: true,
 				Found:  fmt.Sprintf("it is the same server as content %d", c),
-				Remedy: "Correct one of the two connection strings"})
+				Remedy: "Correct one of the two connection strings",
+			})
 		}
 		seen[n.instance] = n.Content
 	}

@@ -74,9 +74,11 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		}
 	}
 	for c, r := range byContent {
-		ps = append(ps, Problem{Content: c, HasContent: true,
+		ps = append(ps, Problem{
+			Content: c, HasContent: true,
 			Found:  fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
-			Remedy: "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed"})
+			Remedy: "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed",
+		})
 	}
 	return ps.err("resume subscription")
 }
@@ -134,14 +136,18 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 	defer c.Close()
 	s := c.Server()
 	if s.Version < minVersion {
-		return r, false, &dtx.Error{Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
-			Msg: fmt.Sprintf("server version is %s, want 14 or newer", s.VersionText)}
+		return r, false, &dtx.Error{
+			Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Msg: fmt.Sprintf("server version is %s, want 14 or newer", s.VersionText),
+		}
 	}
 	if _, ok, err := c.Slot(ctx, cfg.Slot); err != nil || ok {
 		if ok {
-			err = &dtx.Error{Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			err = &dtx.Error{
+				Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
 				Msg:  fmt.Sprintf("slot %q exists already", cfg.Slot),
-				Hint: "Choose another name, or drop it if no subscription needs it"}
+				Hint: "Choose another name, or drop it if no subscription needs it",
+			}
 		}
 		return r, ok, err
 	}
@@ -194,9 +200,11 @@ func dropSlot(ctx context.Context, cfg *Config, n Node, wait bool) error {
 		return err
 	}
 	if s.Active && !wait {
-		return &dtx.Error{Op: "drop slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+		return &dtx.Error{
+			Op: "drop slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("slot %q is in use by the session with pid %d", s.Name, s.ActivePID),
-			Hint: "Stop the daemon that reads it first"}
+			Hint: "Stop the daemon that reads it first",
+		}
 	}
 	return c.DropSlot(ctx) // waits while it is in use
 }

@@ -128,8 +128,10 @@ func TestCheckResume(t *testing.T) {
 		"moved":    {func(rs []Recorded) []Recorded { rs[0].LSN--; return rs }, []string{"content -1 (coordinator): slot", "beyond the recorded position"}},
 		"future":   {func(rs []Recorded) []Recorded { rs[0].LSN += 1 << 40; return rs }, []string{"log ends at"}},
 		"expanded": {func(rs []Recorded) []Recorded { return rs[:3] }, []string{"content 2: the target has no position", "began with 2 segments, now 3"}},
-		"shrunk": {func(rs []Recorded) []Recorded { return append(rs, Recorded{Content: 3, LSN: 1}) },
-			[]string{"content 3: the target has position 0/1 for it, but it is not listed"}},
+		"shrunk": {
+			func(rs []Recorded) []Recorded { return append(rs, Recorded{Content: 3, LSN: 1}) },
+			[]string{"content 3: the target has position 0/1 for it, but it is not listed"},
+		},
 	} {
 		err := CheckResume(f, tc.change(f.Streams()))
 		if (err == nil) != (tc.want == nil) {

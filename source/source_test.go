@@ -205,13 +205,20 @@ func TestRemedies(t *testing.T) {
 		{"publication", func(c *cluster) { c.on(1, "DROP PUBLICATION p") }, []string{
 			`content 1: publication "p" does not exist`,
 			"content 1: table public.acct: it is published on the coordinator, but not here", // gone with it
-			"content 1: table public.dims: it is published on the coordinator, but not here"}},
-		{"partial publication", func(c *cluster) { c.on(0, "ALTER PUBLICATION p SET (publish = 'insert, truncate')") },
-			[]string{"content 0: publication \"p\" leaves out update, delete"}},
-		{"no policy table", func(c *cluster) { c.on(-1, "DROP SCHEMA cbrepl CASCADE") },
-			[]string{"says how tables are distributed"}},
-		{"no policy", func(c *cluster) { c.on(-1, "DELETE FROM cbrepl.distribution_policy") },
-			[]string{"table public.acct: it has no distribution policy", "table public.dims: it has no distribution policy"}},
+			"content 1: table public.dims: it is published on the coordinator, but not here",
+		}},
+		{
+			"partial publication", func(c *cluster) { c.on(0, "ALTER PUBLICATION p SET (publish = 'insert, truncate')") },
+			[]string{"content 0: publication \"p\" leaves out update, delete"},
+		},
+		{
+			"no policy table", func(c *cluster) { c.on(-1, "DROP SCHEMA cbrepl CASCADE") },
+			[]string{"says how tables are distributed"},
+		},
+		{
+			"no policy", func(c *cluster) { c.on(-1, "DELETE FROM cbrepl.distribution_policy") },
+			[]string{"table public.acct: it has no distribution policy", "table public.dims: it has no distribution policy"},
+		},
 		{"slots", func(c *cluster) {
 			if err := DropSlots(c.ctx(), c.cfg); err != nil {
 				c.t.Fatal(err)
@@ -284,15 +291,19 @@ func TestFindings(t *testing.T) {
 			c.on(1, "DROP TABLE acct")
 			c.on(2, "CREATE TABLE extra (a int)")
 			c.on(2, "ALTER TABLE dims REPLICA IDENTITY FULL")
-		}, []string{"content 0: table public.acct: it differs", "content 1: table public.acct: it is published on the coordinator, but not here",
-			"content 2: table public.extra: it is published here, but not on the coordinator", "content 2: table public.dims: it differs"}},
+		}, []string{
+			"content 0: table public.acct: it differs", "content 1: table public.acct: it is published on the coordinator, but not here",
+			"content 2: table public.extra: it is published here, but not on the coordinator", "content 2: table public.dims: it differs",
+		}},
 		{"policies", func(c *cluster) {
 			c.on(-1, "UPDATE cbrepl.distribution_policy SET numsegments = 4 WHERE table_name = 'acct'; UPDATE cbrepl.distribution_policy SET kind = 'round' WHERE table_name = 'dims'")
 			c.all("CREATE TABLE c (a int); CREATE TABLE d (a int)")
 			c.on(-1, "INSERT INTO cbrepl.distribution_policy VALUES ('public', 'c', 'hash', '{nosuch}', '{\"\"}', 3), ('public', 'd', 'hash', '{}', '{}', 3)")
 		}, []string{"spreads it over 4 segments, but 3", `of kind "round"`, `names column "nosuch"`, "names no column"}},
-		{"one slot lost", func(c *cluster) { c.on(1, "SELECT pg_drop_replication_slot('"+c.slot+"')") },
-			[]string{`content 1: slot "SLOT" does not exist. Other nodes have it`}},
+		{
+			"one slot lost", func(c *cluster) { c.on(1, "SELECT pg_drop_replication_slot('"+c.slot+"')") },
+			[]string{`content 1: slot "SLOT" does not exist. Other nodes have it`},
+		},
 		{"wrong plugin", func(c *cluster) {
 			c.on(1, "SELECT pg_drop_replication_slot('"+c.slot+"')")
 			c.on(1, "SELECT pg_create_logical_replication_slot('"+c.slot+"', 'test_decoding')")
@@ -319,11 +330,15 @@ func TestWrongList(t *testing.T) {
 		spoil func(*cluster)
 		want  []string
 	}{
-		{"not two-phase", func(c *cluster) { c.cfg.TwoPhase = true },
-			[]string{"content 0: slot", "content 1: slot", "content 2: slot"}},
+		{
+			"not two-phase", func(c *cluster) { c.cfg.TwoPhase = true },
+			[]string{"content 0: slot", "content 1: slot", "content 2: slot"},
+		},
 		{"no server", func(c *cluster) { c.cfg.Nodes[2].DSN = "postgres://u:canary@127.0.0.1:1/x?sslmode=disable" }, []string{"content 1: connect to source"}},
-		{"no database", func(c *cluster) { c.cfg.Nodes[2].DSN = strings.Replace(c.cfg.Nodes[2].DSN, c.db, "nosuch", 1) },
-			[]string{"content 1: connect to source"}},
+		{
+			"no database", func(c *cluster) { c.cfg.Nodes[2].DSN = strings.Replace(c.cfg.Nodes[2].DSN, c.db, "nosuch", 1) },
+			[]string{"content 1: connect to source"},
+		},
 		{"bad string", func(c *cluster) { c.cfg.Nodes[2].DSN = "postgres://u:canary@[::x/" }, []string{"content 1: read connection string"}},
 		{"one server twice", func(c *cluster) { c.cfg.Nodes[2].DSN = c.cfg.Nodes[1].DSN }, []string{"content 1: it is the same server as content 0"}},
 	} {
@@ -364,7 +379,8 @@ func TestEverythingAtOnce(t *testing.T) {
 // the printed statements mend it.
 func TestServerSettings(t *testing.T) {
 	src := lab.SourceForTest(t, lab.Options{Segments: 1, Settings: map[string]string{
-		"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "2"}})
+		"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "2",
+	}})
 	c := newCluster(t, src)
 	c.all("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES; CREATE ROLE plain LOGIN")
 	c.on(-1, createPolicyTable)
@@ -378,7 +394,8 @@ func TestServerSettings(t *testing.T) {
 	ps := c.problems(true)
 	c.expect(ps, []string{
 		"content -1 (coordinator): wal_level is replica", "content -1 (coordinator): all 1 replication slots",
-		"content 0: wal_level is replica", "content 0: all 1 replication slots", "content 0: role plain may not replicate"})
+		"content 0: wal_level is replica", "content 0: all 1 replication slots", "content 0: role plain may not replicate",
+	})
 	restart := map[dtx.Content]bool{}
 	for _, p := range ps {
 		for _, sql := range p.SQL {

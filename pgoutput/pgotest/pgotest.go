@@ -109,7 +109,7 @@ func Relation(xid dtx.XID, r *pgoutput.Relation) []byte {
 	return b
 }
 
-// Text, Null and Unchanged are tuple values.
+// Text is a value in text form.
 func Text(s string) pgoutput.Value {
 	return pgoutput.Value{Kind: pgoutput.ValueText, Data: []byte(s)}
 }

@@ -120,8 +120,10 @@ func TestGID(t *testing.T) {
 			t.Errorf("%q: %v, %v", gid, got, err)
 		}
 	}
-	for _, gid := range []string{"", "0", "-1", "1-", "-", "+1", "1-2-3", "x", "1 ", "18446744073709551616", "1-x", "x-1",
-		"0x10", "1_000", strings.Repeat("9", 1000)} {
+	for _, gid := range []string{
+		"", "0", "-1", "1-", "-", "+1", "1-2-3", "x", "1 ", "18446744073709551616", "1-x", "x-1",
+		"0x10", "1_000", strings.Repeat("9", 1000),
+	} {
 		if got, err := (Messages{}).GID(gid); err == nil {
 			t.Errorf("%q passes as %v", gid, got)
 		} else if len(err.Error()) > 300 {
@@ -136,8 +138,12 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%+v: %v", m, err)
 		}
 	}
-	for _, m := range []Messages{{CommitPrefix: "a", PartPrefix: "a"}, {PartPrefix: DefaultCommitPrefix},
-		{PartPrefix: "pg_ddl_x"}, {CommitPrefix: "a\x00b"}} {
+	for _, m := range []Messages{
+		{CommitPrefix: "a", PartPrefix: "a"},
+		{PartPrefix: DefaultCommitPrefix},
+		{PartPrefix: "pg_ddl_x"},
+		{CommitPrefix: "a\x00b"},
+	} {
 		if err := m.Validate(); err == nil {
 			t.Errorf("%+v passes", m)
 		}

@@ -24,8 +24,10 @@ func (s *deafSink) Close() error                                       { s.close
 func TestRetries(t *testing.T) {
 	var logs strings.Builder
 	sink := &deafSink{}
-	f, err := New(Options{Content: 4, DSN: "postgres://u:canary@127.0.0.1:1/x?sslmode=disable", Slot: "s", Publication: "p",
-		BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&logs, nil))}, sink)
+	f, err := New(Options{
+		Content: 4, DSN: "postgres://u:canary@127.0.0.1:1/x?sslmode=disable", Slot: "s", Publication: "p",
+		BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
+	}, sink)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -186,8 +186,10 @@ func BenchmarkFrames(b *testing.B) {
 func TestStatusUpdate(t *testing.T) {
 	// A zero flush position stays zero: it must not become the write position.
 	got := StatusUpdate{Write: 0x1122, At: 7, ReplyRequested: true}.AppendTo(nil)
-	want := []byte{'d', 0, 0, 0, 38, 'r',
-		0, 0, 0, 0, 0, 0, 0x11, 0x22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 1}
+	want := []byte{
+		'd', 0, 0, 0, 38, 'r',
+		0, 0, 0, 0, 0, 0, 0x11, 0x22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 1,
+	}
 	if !bytes.Equal(got, want) {
 		t.Errorf("got  %x\nwant %x", got, want)
 	}

@@ -216,8 +216,10 @@ func TestStartBeyondConfirmed(t *testing.T) {
 func TestTextForm(t *testing.T) {
 	d := newDB(t, shared.Database(t))
 	name := d.query("SELECT current_database()::text")
-	for _, set := range []string{"datestyle = 'SQL, DMY'", "timezone = 'Asia/Tokyo'", "intervalstyle = 'iso_8601'",
-		"extra_float_digits = -5", "bytea_output = 'escape'", "statement_timeout = '1s'"} {
+	for _, set := range []string{
+		"datestyle = 'SQL, DMY'", "timezone = 'Asia/Tokyo'", "intervalstyle = 'iso_8601'",
+		"extra_float_digits = -5", "bytea_output = 'escape'", "statement_timeout = '1s'",
+	} {
 		d.exec("ALTER DATABASE " + name + " SET " + set)
 	}
 	d.exec("CREATE TABLE v (id int PRIMARY KEY, d date, z timestamptz, i interval, f float8, b bytea)")
