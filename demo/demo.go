@@ -1,6 +1,7 @@
 // Package demo shows cbrepl at work on this machine: it starts a source and a
-// target cluster of another size, replicates live distributed transactions from
-// one to the other, and proves the result. It owns the workload, the progress
+// target cluster of another size, or takes a Cloudberry or Greenplum cluster as
+// the target, replicates live distributed transactions from one to the other, and
+// proves the result. It owns the workload, the progress
 // line and the verdict; clusters are package lab's, replication is package
 // subscription's.
 package demo
@@ -29,6 +30,10 @@ import (
 type Options struct {
 	// SourceSegments and TargetSegments are the clusters' sizes; 0 means 3 and 2.
 	SourceSegments, TargetSegments int
+	// TargetDSN is the connection string of the coordinator of a Cloudberry or
+	// Greenplum cluster to replicate into, instead of a target that the demo starts.
+	// It is never printed.
+	TargetDSN string
 	// Duration is how long the load runs; 0 means 20 s.
 	Duration time.Duration
 	// Keep leaves clusters and daemon running after the verdict, until ctx ends.
@@ -97,7 +102,7 @@ type run struct {
 	o      Options
 	lab    *lab.Lab
 	src    *lab.Source
-	dst    *lab.TargetCluster
+	dst    destination
 	load   *Workload
 	sub    *subscription.Subscription
 	cfg    *config.Config
@@ -136,7 +141,17 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // start brings up clusters, tables, slots, first rows and the daemon.
 func (r *run) start(ctx context.Context) error {
-	r.line.say("starting a source of %d segments and a target of %d shards, each with its coordinator", r.o.SourceSegments, r.o.TargetSegments)
+	name := subscriptionName
+	if r.o.TargetDSN != "" {
+		c, err := openCluster(ctx, r.o.TargetDSN)
+		if err != nil {
+			return err
+		}
+		r.dst, name = c, c.name
+		r.line.say("starting a source of %d segments with its coordinator; the target is your cluster of %d segments, in schema %s", r.o.SourceSegments, c.n, c.schema)
+	} else {
+		r.line.say("starting a source of %d segments and a target of %d shards, each with its coordinator", r.o.SourceSegments, r.o.TargetSegments)
+	}
 	var err error
 	if r.lab, err = lab.New(ctx, lab.Options{Logger: r.o.Log}); err != nil {
 		return err
@@ -146,19 +161,23 @@ func (r *run) start(ctx context.Context) error {
 		r.src, err = r.lab.StartSource(gctx, r.o.SourceSegments)
 		return err
 	})
-	g.Go(func() (err error) {
-		r.dst, err = r.lab.StartTarget(gctx, r.o.TargetSegments)
-		return err
-	})
+	if r.dst == nil {
+		g.Go(func() error {
+			t, err := r.lab.StartTarget(gctx, r.o.TargetSegments)
+			r.dst = labTarget{t}
+			return err
+		})
+	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	for _, c := range []tableMaker{r.src, r.dst} {
-		if err := CreateTables(ctx, c); err != nil {
-			return err
-		}
+	if err := CreateTables(ctx, r.src); err != nil {
+		return err
 	}
-	if r.cfg, r.file, err = Configure(r.lab.Dir(), subscriptionName, r.src, r.dst); err != nil {
+	if err := r.dst.create(ctx); err != nil {
+		return err
+	}
+	if r.cfg, r.file, err = configure(r.lab.Dir(), name, r.src, r.dst); err != nil {
 		return err
 	}
 	if err := subscription.CreateSlots(ctx, r.cfg); err != nil {
@@ -258,15 +277,26 @@ func (r *run) cleanUp(ctx context.Context) error {
 		r.stop()
 		<-r.ended
 	}
-	if r.lab == nil {
-		return nil
+	var err error
+	if r.dst != nil {
+		var what string
+		if what, err = r.dst.remove(ctx); err == nil && what != "" {
+			r.line.say("%s", what)
+		}
 	}
-	return r.lab.Close(ctx)
+	if r.lab == nil {
+		return err
+	}
+	return errors.Join(err, r.lab.Close(ctx))
 }
 
 // Configure writes a subscription file for two lab clusters into dir and loads
 // it. The spool lies beside the file; the status port is a free one.
 func Configure(dir, name string, src *lab.Source, dst *lab.TargetCluster) (*config.Config, string, error) {
+	return configure(dir, name, src, labTarget{dst})
+}
+
+func configure(dir, name string, src *lab.Source, dst destination) (*config.Config, string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, "", err
@@ -280,10 +310,7 @@ func Configure(dir, name string, src *lab.Source, dst *lab.TargetCluster) (*conf
 	for i, d := range src.SegmentDSNs() {
 		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
 	}
-	fmt.Fprintf(&b, "  publication: %s\n  status_interval: 500ms\ntarget:\n  coordinator: {dsn: %q}\n  shards:\n", src.Publication(), dst.DSN())
-	for i, d := range dst.SegmentDSNs() {
-		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
-	}
+	fmt.Fprintf(&b, "  publication: %s\n  status_interval: 500ms\n%s", src.Publication(), dst.yaml())
 	fmt.Fprintf(&b, "spool: {dir: %q}\nhttp: {listen: %q}\n", filepath.Join(dir, "spool-"+name), listen)
 	file := filepath.Join(dir, name+".yaml")
 	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {

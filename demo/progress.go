@@ -23,10 +23,13 @@ type line struct {
 	last     time.Time
 }
 
+// print writes; progress that cannot be shown is no reason to fail.
+func (l *line) print(text string) { _, _ = io.WriteString(l.out, text) }
+
 // say writes a message of its own.
 func (l *line) say(format string, args ...any) {
 	l.clear()
-	fmt.Fprintf(l.out, format+"\n", args...)
+	l.print(fmt.Sprintf(format+"\n", args...))
 }
 
 // show replaces the line.
@@ -34,18 +37,18 @@ func (l *line) show(text string) {
 	if !l.terminal {
 		if now := time.Now(); now.Sub(l.last) >= plainEvery {
 			l.last = now
-			fmt.Fprintln(l.out, text)
+			l.print(text + "\n")
 		}
 		return
 	}
-	fmt.Fprint(l.out, "\r"+text+strings.Repeat(" ", max(0, l.width-len(text))))
+	l.print("\r" + text + strings.Repeat(" ", max(0, l.width-len(text))))
 	l.width = len(text)
 }
 
 // clear removes the line from the display.
 func (l *line) clear() {
 	if l.terminal && l.width > 0 {
-		fmt.Fprint(l.out, "\r"+strings.Repeat(" ", l.width)+"\r")
+		l.print("\r" + strings.Repeat(" ", l.width) + "\r")
 	}
 	l.width = 0
 }
@@ -53,7 +56,7 @@ func (l *line) clear() {
 // end keeps the line and begins a new one.
 func (l *line) end() {
 	if l.terminal && l.width > 0 {
-		fmt.Fprintln(l.out)
+		l.print("\n")
 	}
 	l.width = 0
 }
