@@ -146,11 +146,14 @@ func (l *loop) run(ctx context.Context) error {
 		start := l.m.eng.Safe(s.Content)
 		streams.Go(func() error {
 			err := s.Run(streamCtx, start, l.emit)
-			if streamCtx.Err() != nil {
-				return nil
+			switch {
+			case streamCtx.Err() != nil:
+				err = nil // it was told to stop
+			case err == nil:
+				err = &dtx.Error{Op: "read stream", Content: s.Content, HasContent: true, Class: dtx.ClassStop, Msg: "the stream ended by itself"}
 			}
 			if err == nil {
-				err = &dtx.Error{Op: "read stream", Content: s.Content, HasContent: true, Class: dtx.ClassStop, Msg: "the stream ended by itself"}
+				return nil
 			}
 			select {
 			case failed <- err:

@@ -88,8 +88,11 @@ func (g rigTarget) Open(context.Context) (target.State, error) {
 	}
 	return g.r.state, nil
 }
+
 func (g rigTarget) Init(context.Context, []target.StreamIdentity, []dtx.Position) error { return nil }
-func (g rigTarget) Close() error                                                        { return nil }
+
+func (g rigTarget) Close() error { return nil }
+
 func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows) (target.Result, error) {
 	g.r.note("apply %d %v", b.Seq, b.GXIDs)
 	if g.r.apply != nil {
@@ -409,7 +412,8 @@ func TestWaitSince(t *testing.T) {
 		r := startRig(t, nil)
 		at := time.Now()
 		_ = r.emit[-1](dtx.Event{Kind: dtx.EventRecord, Content: -1, LSN: 130, Record: dtx.CommitRecord{
-			GXID: 5, Kind: dtx.TwoPhase, Participants: []dtx.Content{0}, EndLSN: 130}})
+			GXID: 5, Kind: dtx.TwoPhase, Participants: []dtx.Content{0}, EndLSN: 130,
+		}})
 		time.Sleep(90 * time.Second)
 		synctest.Wait()
 		rep := r.board.Report(time.Now())

@@ -130,11 +130,11 @@ func (m *machine) poll(now time.Time) (j job, ok bool, wake time.Time) {
 		m.phase = phaseRunning
 		return job{m.again, &m.batch}, true, time.Time{}
 	case phaseIdle:
-		if b, ok, wake := m.take(now); !ok {
+		b, ok, wake := m.take(now)
+		if !ok {
 			return job{}, false, wake
-		} else {
-			m.batch = b
 		}
+		m.batch = b
 		m.batch.Seq = m.rec.batch + 1
 		m.phase, m.attempt, m.cause = phaseRunning, 1, nil
 		return job{jobApply, &m.batch}, true, time.Time{}

@@ -131,15 +131,15 @@ func (s *Subscription) Run(ctx context.Context) error {
 // record; passing faults of servers are dealt with inside one. What fails
 // before it has ever streamed is reported, not tried again.
 func (s *Subscription) lives(ctx context.Context) error {
-	pause := restartMin
+	pause := firstPause
 	for {
 		began := s.o.Now()
 		streamed, err := s.replicate(ctx)
 		if err == nil || ctx.Err() != nil || !streamed || dtx.ClassOf(err) == dtx.ClassStop {
 			return err
 		}
-		if s.o.Now().Sub(began) > restartMax {
-			pause = restartMin
+		if s.o.Now().Sub(began) > longestPause {
+			pause = firstPause
 		}
 		s.board.Fail(err, s.o.Now())
 		s.board.SetState(status.Starting, s.o.Now())
@@ -151,14 +151,14 @@ func (s *Subscription) lives(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		pause = min(2*pause, restartMax)
+		pause = min(2*pause, longestPause)
 	}
 }
 
 // Bounds of the pause before a new life.
 const (
-	restartMin = time.Second
-	restartMax = 30 * time.Second
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
 )
 
 // serve starts the HTTP endpoint. The channel is closed when it has ended; it is

@@ -56,9 +56,11 @@ func (t startTarget) Check(context.Context) error { return t.s.call("check") }
 func (t startTarget) Open(context.Context) (target.State, error) {
 	return t.s.state, t.s.call("open")
 }
+
 func (t startTarget) Init(_ context.Context, _ []target.StreamIdentity, ps []dtx.Position) error {
 	return t.s.call(fmt.Sprintf("init:%d", len(ps)))
 }
+
 func (t startTarget) Apply(context.Context, *dtx.Batch, target.Rows) (target.Result, error) {
 	return target.Result{}, nil
 }
@@ -220,7 +222,7 @@ func freeAddress(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
 
@@ -254,7 +256,9 @@ func TestAddressTaken(t *testing.T) {
 		t.Errorf("it went on: %s", s.trace())
 	}
 	cancel()
-	<-done
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 func listenLoopback() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }

@@ -229,7 +229,6 @@ type vtarget struct {
 	rows    map[int]int
 	applied map[dtx.GXID]bool
 	open    bool
-	calls   []string
 	biggest int // dtxs in one batch
 }
 
@@ -374,12 +373,6 @@ func (t *vtarget) recordedAt(c dtx.Content) dtx.LSN {
 		}
 	}
 	return 0
-}
-
-func (t *vtarget) has(g dtx.GXID) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.applied[g]
 }
 
 // complete reports that everything is applied and every position recorded.

@@ -39,7 +39,7 @@ func main() {
 // paragraph on stderr.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := faultinject.Arm(os.Getenv(faultinject.EnvVar)); err != nil {
-		fmt.Fprintf(stderr, "cbrepl: %s: %v\n", faultinject.EnvVar, err)
+		_, _ = fmt.Fprintf(stderr, "cbrepl: %s: %v\n", faultinject.EnvVar, err)
 		return exitUsage
 	}
 	started := false
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return silent.code
 	}
 	// Errors of connections come with line breaks and tabs in them.
-	fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
+	_, _ = fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
 	var p *config.Problems
 	var u *usageError
 	if !started || errors.As(err, &p) || errors.As(err, &u) {

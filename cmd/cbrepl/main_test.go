@@ -46,7 +46,12 @@ func TestConfigCommands(t *testing.T) {
 // Wrong command lines are told in one line with exit code 2.
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
-		{"frobnicate"}, {"run"}, {"run", "-c"}, {"run", "extra"}, {"status", "--addr", "x", "-c", "y"}, {"slots", "create"},
+		{"frobnicate"},
+		{"run"},
+		{"run", "-c"},
+		{"run", "extra"},
+		{"status", "--addr", "x", "-c", "y"},
+		{"slots", "create"},
 		{"config", "check", "--source.coordinator.dsn", "x"}, // connection strings have no flag
 	} {
 		code, stdout, stderr := cbrepl(args...)

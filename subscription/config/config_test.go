@@ -125,11 +125,11 @@ func TestEnvironmentAndFlags(t *testing.T) {
 }
 
 func TestProblems(t *testing.T) {
-	replace := func(old, new string) string {
+	replace := func(old, with string) string {
 		if !strings.Contains(minimal, old) {
 			t.Fatalf("no %q in the minimal file", old)
 		}
-		return strings.Replace(minimal, old, new, 1)
+		return strings.Replace(minimal, old, with, 1)
 	}
 	for _, tc := range []struct {
 		name, text string
@@ -138,8 +138,10 @@ func TestProblems(t *testing.T) {
 	}{
 		{"unknown key", minimal + "bacth: {max_rows: 1}\n", nil, []string{"unknown key bacth"}},
 		{"unknown key in section", minimal + "batch: {max_row: 1}\n", nil, []string{"unknown key batch.max_row; did you mean batch.max_rows?"}},
-		{"unknown key in list", replace("{content: 0, dsn: \"postgres://h:2/d\"}", "{content: 0, dns: x}"), nil,
-			[]string{"unknown key source.segments[0].dns; did you mean source.segments[N].dsn?", "source.segments (content 0).dsn: missing"}},
+		{
+			"unknown key in list", replace("{content: 0, dsn: \"postgres://h:2/d\"}", "{content: 0, dns: x}"), nil,
+			[]string{"unknown key source.segments[0].dns; did you mean source.segments[N].dsn?", "source.segments (content 0).dsn: missing"},
+		},
 		{"key in wrong section", minimal + "max_delay: 1s\n", nil, []string{"unknown key max_delay; did you mean batch.max_delay?"}},
 		{"unknown variable", minimal, []string{"CBREPL_BATCH_MAX_ROW=1"}, []string{"environment variable CBREPL_BATCH_MAX_ROW sets no key; did you mean CBREPL_BATCH_MAX_ROWS?"}},
 		{"missing dsn", replace(`coordinator: {dsn: "postgres://h:1/d"}`, ""), nil, []string{"source.coordinator.dsn: missing"}},
@@ -157,20 +159,29 @@ func TestProblems(t *testing.T) {
 		{"bad name", replace("dr_site", "DR site"), nil, []string{"subscription: \"DR site\" is not a name"}},
 		{"bad words", minimal + "source: {}\n", nil, []string{"not valid YAML: line"}},
 		{"broken yaml", "source: {coordinator: {dsn: \"postgres://u:canary-pw@h/d\"}\n  x: [", nil, []string{"not valid YAML"}},
-		{"rename", minimal + "tables: {rename: [{from: a.b, to: c}, {from: 'a.b.c', to: x.y.z}]}\n", nil,
-			[]string{"tables.rename[0]: from and to must both be", "tables.rename[1]: from: \"a.b.c\" is not schema or schema.table"}},
-		{"rename twice", minimal + "tables: {rename: [{from: a.b, to: c.d}, {from: '\"a\".b', to: x.y}]}\n", nil,
-			[]string{"tables.rename[1]: \"a\".b is renamed already by tables.rename[0]"}},
-		{"address map", replace(`segments: [{content: 0, dsn: "postgres://h:2/d"}, {content: 1, dsn: "postgres://h:3/d"}]`,
-			`addresses: [{from: "sdw1:x", to: a}, {from: sdw2, to: ""}, {from: sdw2, to: "[::1]:5"}, {from: s, to: "::1"}]`), nil,
-			[]string{`source.addresses[0].from: "sdw1:x" is neither host nor host:port`, `source.addresses[1].to: "" is neither`,
-				"source.addresses[2]: sdw2 is mapped already by source.addresses[1]"}},
+		{
+			"rename", minimal + "tables: {rename: [{from: a.b, to: c}, {from: 'a.b.c', to: x.y.z}]}\n", nil,
+			[]string{"tables.rename[0]: from and to must both be", "tables.rename[1]: from: \"a.b.c\" is not schema or schema.table"},
+		},
+		{
+			"rename twice", minimal + "tables: {rename: [{from: a.b, to: c.d}, {from: '\"a\".b', to: x.y}]}\n", nil,
+			[]string{"tables.rename[1]: \"a\".b is renamed already by tables.rename[0]"},
+		},
+		{
+			"address map", replace(`segments: [{content: 0, dsn: "postgres://h:2/d"}, {content: 1, dsn: "postgres://h:3/d"}]`,
+				`addresses: [{from: "sdw1:x", to: a}, {from: sdw2, to: ""}, {from: sdw2, to: "[::1]:5"}, {from: s, to: "::1"}]`), nil,
+			[]string{
+				`source.addresses[0].from: "sdw1:x" is neither host nor host:port`, `source.addresses[1].to: "" is neither`,
+				"source.addresses[2]: sdw2 is mapped already by source.addresses[1]",
+			},
+		},
 		{"address map and list", replace("segments: [", `addresses: [{from: a, to: b}]
   segments: [`), nil, []string{"source.addresses: not used with source.segments"}},
 		{"prefix", minimal + "foo: 1\n", []string{"CBREPL_SOURCE_PART_PREFIX=cbrepl.commit"}, []string{"unknown key foo", "share the prefix"}},
 		{"all at once", "log: {level: loud}\non_stop: maybe\n", nil, []string{
 			"subscription: missing", "source.coordinator.dsn: missing", "target.coordinator.dsn: missing",
-			"target.shards: missing", "spool.dir: missing", "log.level: \"loud\" is not one of", "on_stop: \"maybe\" is not one of"}},
+			"target.shards: missing", "spool.dir: missing", "log.level: \"loud\" is not one of", "on_stop: \"maybe\" is not one of",
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := Load(Sources{File: write(t, tc.text), Env: tc.env})

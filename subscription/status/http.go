@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -33,11 +34,11 @@ func Handler(report func() Report) (http.Handler, error) {
 		r := report()
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		if r.Healthy {
-			fmt.Fprintln(w, "ok")
+			_, _ = io.WriteString(w, "ok\n")
 			return
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintln(w, strings.Join(r.Unhealthy, "\n"))
+		_, _ = io.WriteString(w, strings.Join(r.Unhealthy, "\n")+"\n")
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	return mux, nil
@@ -64,8 +65,15 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 	if err := srv.Shutdown(end); err != nil {
 		_ = srv.Close()
 	}
-	<-done
-	return nil
+	return ended(<-done)
+}
+
+// ended: after Shutdown, Serve always returns ErrServerClosed.
+func ended(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
 }
 
 // Fetch reads the report of a running daemon at host:port.

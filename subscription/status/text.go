@@ -1,6 +1,7 @@
 package status
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -13,12 +14,12 @@ import (
 
 // Line says in one line what a transaction waits for.
 func (w Wait) Line() string {
-	for_ := time.Duration(w.Seconds * float64(time.Second)).Round(time.Second)
+	lasts := time.Duration(w.Seconds * float64(time.Second)).Round(time.Second)
 	if !w.RecordSeen {
 		return fmt.Sprintf("gxid %d waits for its commit record since %s (%s); parts arrived from content %s",
-			w.GXID, stamp(w.Since), for_, contents(w.Parts))
+			w.GXID, stamp(w.Since), lasts, contents(w.Parts))
 	}
-	return fmt.Sprintf("gxid %d waits for the part of content %s since %s (%s)", w.GXID, contents(w.Missing), stamp(w.Since), for_)
+	return fmt.Sprintf("gxid %d waits for the part of content %s since %s (%s)", w.GXID, contents(w.Missing), stamp(w.Since), lasts)
 }
 
 func contents(cs []dtx.Content) string {
@@ -54,7 +55,8 @@ func Size(n int64) string {
 }
 
 // WriteText prints the report for a person.
-func (r *Report) WriteText(w io.Writer) error {
+func (r *Report) WriteText(out io.Writer) error {
+	w := &bytes.Buffer{}
 	health := "healthy"
 	if !r.Healthy {
 		health = "NOT HEALTHY"
@@ -66,7 +68,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(w, "\n")
 
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "CONTENT\tSTATE\tSERVER\tRECEIVED\tSAFE\tLAG\tLAG TIME\tSPOOL")
+	row := func(format string, args ...any) { _, _ = fmt.Fprintf(tw, format+"\n", args...) } // into memory
+	row("CONTENT\tSTATE\tSERVER\tRECEIVED\tSAFE\tLAG\tLAG TIME\tSPOOL")
 	for _, s := range r.Streams {
 		state := "connected"
 		switch {
@@ -75,7 +78,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		case s.Paused:
 			state = "paused"
 		}
-		fmt.Fprintf(tw, "%d\t%s\t%s\t%s\t%s\t%s\t%.1f s\t%s\n", s.Content, state, s.ServerLSN, s.ReceivedLSN, s.SafeLSN, Size(s.LagBytes), s.LagSeconds, Size(s.SpoolBytes))
+		row("%d\t%s\t%s\t%s\t%s\t%s\t%.1f s\t%s", s.Content, state, s.ServerLSN, s.ReceivedLSN, s.SafeLSN, Size(s.LagBytes), s.LagSeconds, Size(s.SpoolBytes))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -117,5 +120,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	if f := r.LastError; f != nil {
 		fmt.Fprintf(w, "last error  %s: %s\n", stamp(f.At), f.Message)
 	}
-	return nil
+	_, err := w.WriteTo(out)
+	return err
 }
