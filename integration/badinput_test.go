@@ -108,7 +108,7 @@ func TestBadInput(t *testing.T) {
 	p.must(closed.Close())
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	p.must(err)
-	defer busy.Close()
+	defer func() { _ = busy.Close() }()
 	readOnly := filepath.Join(p.dir, "file")
 	p.must(os.WriteFile(readOnly, nil, 0o600))
 
@@ -122,57 +122,97 @@ func TestBadInput(t *testing.T) {
 		code   int
 		want   []string
 	}{
-		{name: "unknown key", file: func() string { return p.edit("x", "", "batch: {max_rws: 1}\n") }, code: 2,
-			want: []string{"unknown key batch.max_rws", "did you mean batch.max_rows"}},
-		{name: "unknown variable", file: func() string { return p.file }, env: []string{"CBREPL_BATCH_MAX_RWS=1"}, code: 2,
-			want: []string{"CBREPL_BATCH_MAX_RWS", "did you mean CBREPL_BATCH_MAX_ROWS"}},
-		{name: "unknown flag", file: func() string { return p.file }, verb: []string{"run", "--batch.max_rws=1"}, code: 2,
-			want: []string{"unknown flag: --batch.max_rws"}},
-		{name: "no file", file: func() string { return filepath.Join(p.dir, "nowhere.yaml") }, code: 2,
-			want: []string{"nowhere.yaml", "cbrepl config example"}},
-		{name: "missing DSN", file: func() string { return withDSN("x", "") }, code: 2,
-			want: []string{"source.segments (content 1).dsn: missing"}},
-		{name: "wrong DSN", file: func() string { return withDSN("x", "http://u:"+canary+"@h") }, code: 2,
-			want: []string{"source.segments (content 1).dsn: not a PostgreSQL connection string"}},
-		{name: "server not reachable", file: func() string { return withDSN("x", "postgres://u:"+canary+"@"+nobody+"/x") }, code: 1,
-			want: []string{"content 1", "refused", "Start the server, or correct host and port"}},
-		{name: "target not reachable", file: func() string { return p.edit("x", fmt.Sprintf("127.0.0.1:%d", p.dst.Node(0).Port()), nobody) }, code: 1,
-			want: []string{"shard 0", "refused"}},
-		{name: "no such database", file: func() string { return withDSN("x", bad.DSNFor("nowhere")) }, code: 1,
-			want: []string{"content 1", `database "nowhere" does not exist`}},
-		{name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN("x", bad.DSN()) }, code: 1,
-			want: []string{"content 1", "wal_level is replica, want logical", "ALTER SYSTEM SET wal_level = 'logical'", "restart"}},
-		{name: "too few senders", before: func() { setting("wal_level", "logical", "max_wal_senders", "0") },
-			file: func() string { return withDSN("x", bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"}},
-		{name: "too few slots", before: func() { setting("max_wal_senders", "5", "max_replication_slots", "0") },
+		{
+			name: "unknown key", file: func() string { return p.edit("x", "", "batch: {max_rws: 1}\n") }, code: 2,
+			want: []string{"unknown key batch.max_rws", "did you mean batch.max_rows"},
+		},
+		{
+			name: "unknown variable", file: func() string { return p.file }, env: []string{"CBREPL_BATCH_MAX_RWS=1"}, code: 2,
+			want: []string{"CBREPL_BATCH_MAX_RWS", "did you mean CBREPL_BATCH_MAX_ROWS"},
+		},
+		{
+			name: "unknown flag", file: func() string { return p.file }, verb: []string{"run", "--batch.max_rws=1"}, code: 2,
+			want: []string{"unknown flag: --batch.max_rws"},
+		},
+		{
+			name: "no file", file: func() string { return filepath.Join(p.dir, "nowhere.yaml") }, code: 2,
+			want: []string{"nowhere.yaml", "cbrepl config example"},
+		},
+		{
+			name: "missing DSN", file: func() string { return withDSN("x", "") }, code: 2,
+			want: []string{"source.segments (content 1).dsn: missing"},
+		},
+		{
+			name: "wrong DSN", file: func() string { return withDSN("x", "http://u:"+canary+"@h") }, code: 2,
+			want: []string{"source.segments (content 1).dsn: not a PostgreSQL connection string"},
+		},
+		{
+			name: "server not reachable", file: func() string { return withDSN("x", "postgres://u:"+canary+"@"+nobody+"/x") }, code: 1,
+			want: []string{"content 1", "refused", "Start the server, or correct host and port"},
+		},
+		{
+			name: "target not reachable", file: func() string { return p.edit("x", fmt.Sprintf("127.0.0.1:%d", p.dst.Node(0).Port()), nobody) }, code: 1,
+			want: []string{"shard 0", "refused"},
+		},
+		{
+			name: "no such database", file: func() string { return withDSN("x", bad.DSNFor("nowhere")) }, code: 1,
+			want: []string{"content 1", `database "nowhere" does not exist`},
+		},
+		{
+			name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN("x", bad.DSN()) }, code: 1,
+			want: []string{"content 1", "wal_level is replica, want logical", "ALTER SYSTEM SET wal_level = 'logical'", "restart"},
+		},
+		{
+			name: "too few senders", before: func() { setting("wal_level", "logical", "max_wal_senders", "0") },
+			file: func() string { return withDSN("x", bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"},
+		},
+		{
+			name: "too few slots", before: func() { setting("max_wal_senders", "5", "max_replication_slots", "0") },
 			file: func() string { return withDSN("x", bad.DSN()) }, verb: []string{"slots", "create"}, code: 1,
-			want: []string{"content 1", "max_replication_slots"}},
-		{name: "slot missing", file: func() string { return p.edit("x", "publication:", "slot: nosuch\n  publication:") }, code: 1,
-			want: []string{`slot "nosuch" does not exist`, "cbrepl slots create"}},
-		{name: "publication missing", file: func() string { return p.edit("x", "publication: "+p.src.Publication(), "publication: nosuch") }, code: 1,
-			want: []string{"publication", "nosuch", "does not exist", "CREATE PUBLICATION"}},
-		{name: "target not prepared", file: func() string {
-			return p.edit("x", "subscription: bad", "subscription: other\n", "publication:", "slot: cbrepl_bad\n  publication:")
-		}, code: 1,
-			want: []string{"other", "cbrepl target prepare"}},
-		{name: "target table missing",
+			want: []string{"content 1", "max_replication_slots"},
+		},
+		{
+			name: "slot missing", file: func() string { return p.edit("x", "publication:", "slot: nosuch\n  publication:") }, code: 1,
+			want: []string{`slot "nosuch" does not exist`, "cbrepl slots create"},
+		},
+		{
+			name: "publication missing", file: func() string { return p.edit("x", "publication: "+p.src.Publication(), "publication: nosuch") }, code: 1,
+			want: []string{"publication", "nosuch", "does not exist", "CREATE PUBLICATION"},
+		},
+		{
+			name: "target not prepared", file: func() string {
+				return p.edit("x", "subscription: bad", "subscription: other\n", "publication:", "slot: cbrepl_bad\n  publication:")
+			}, code: 1,
+			want: []string{"other", "cbrepl target prepare"},
+		},
+		{
+			name: "target table missing",
 			before: func() {
 				p.must(p.src.CreateTable(p.ctx(), lab.Table{Name: "lonely", Columns: "id int primary key", Key: []string{"id"}}))
 			},
 			after: func() { p.must(p.src.DropTable(p.ctx(), "lonely")) },
-			file:  func() string { return p.file }, code: 1, want: []string{"lonely"}},
-		{name: "target column missing",
+			file:  func() string { return p.file }, code: 1, want: []string{"lonely"},
+		},
+		{
+			name:   "target column missing",
 			before: func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename v to w")) },
 			after:  func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename w to v")) },
-			file:   func() string { return p.file }, code: 1, want: []string{"public.t", `"v"`}},
-		{name: "no policy",
+			file:   func() string { return p.file }, code: 1, want: []string{"public.t", `"v"`},
+		},
+		{
+			name:   "no policy",
 			before: func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 'u'")) },
 			after:  func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 't'")) },
-			file:   func() string { return p.file }, code: 1, want: []string{"public.t", "policy"}},
-		{name: "address in use", file: func() string { return p.edit("x", p.cfg.HTTP.Listen, busy.Addr().String()) }, code: 1,
-			want: []string{"serve status", "in use", "http.listen"}},
-		{name: "spool is a file", file: func() string { return p.edit("x", p.cfg.Spool.Dir, filepath.Join(readOnly, "spool")) }, code: 1,
-			want: []string{"spool", "not a directory"}},
+			file:   func() string { return p.file }, code: 1, want: []string{"public.t", "policy"},
+		},
+		{
+			name: "address in use", file: func() string { return p.edit("x", p.cfg.HTTP.Listen, busy.Addr().String()) }, code: 1,
+			want: []string{"serve status", "in use", "http.listen"},
+		},
+		{
+			name: "spool is a file", file: func() string { return p.edit("x", p.cfg.Spool.Dir, filepath.Join(readOnly, "spool")) }, code: 1,
+			want: []string{"spool", "not a directory"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			outer := p.t
