@@ -13,16 +13,18 @@ import (
 	"time"
 )
 
-// EnvVar names the environment variable that Arm reads at process start:
-// a comma-separated list of point=action[@n], where action is "kill" (SIGKILL
-// to itself), "error", or "sleep:DURATION", and n is the pass (from 1, default
-// 1) on which it fires. "error@*" and "sleep:1s@*" fire on every pass.
+// EnvVar names the environment variable that a command gives to Arm when it
+// starts: a comma-separated list of point=action[@n], where action is "kill"
+// (SIGKILL to itself), "error", or "sleep:DURATION", and n is the pass (from 1,
+// default 1) on which it fires. "error@*" and "sleep:1s@*" fire on every pass.
+// A point may be named several times; of the faults due on a pass the first one
+// listed fires.
 const EnvVar = "CBREPL_FAULTS"
 
 var (
 	armed atomic.Bool
 	mu    sync.Mutex
-	table map[string]*fault
+	table map[string][]*fault
 )
 
 type fault struct {
@@ -44,24 +46,23 @@ func Point(name string) error {
 }
 
 func fire(name string) error {
+	var due *fault
 	mu.Lock()
-	f := table[name]
-	if f == nil {
-		mu.Unlock()
-		return nil
+	for _, f := range table[name] {
+		f.passes++
+		if due == nil && (f.at == 0 || f.passes == f.at) {
+			due = f
+		}
 	}
-	f.passes++
-	due := f.at == 0 || f.passes == f.at
-	action, delay := f.action, f.delay
 	mu.Unlock()
-	if !due {
+	if due == nil {
 		return nil
 	}
-	switch action {
+	switch due.action {
 	case "kill":
 		kill()
 	case "sleep":
-		time.Sleep(delay)
+		time.Sleep(due.delay)
 		return nil
 	}
 	return fmt.Errorf("fault point %s: %w", name, ErrInjected)
@@ -78,7 +79,7 @@ func kill() {
 // Arm replaces the armed faults by spec, in the form of EnvVar. An empty spec
 // disarms.
 func Arm(spec string) error {
-	t := map[string]*fault{}
+	t := map[string][]*fault{}
 	for _, item := range strings.Split(spec, ",") {
 		item = strings.TrimSpace(item)
 		if item == "" {
@@ -114,7 +115,7 @@ func Arm(spec string) error {
 			return fmt.Errorf("fault %q: unknown action %q, want kill, error or sleep:DURATION", item, action)
 		}
 		f.action = action
-		t[name] = f
+		t[name] = append(t[name], f)
 	}
 	mu.Lock()
 	table = t
