@@ -38,8 +38,7 @@ type database struct {
 // maxMemtables bounds memtables, the one being written included.
 const maxMemtables = 4
 
-// memtableBytes is the size of a memtable when size is configured: what fits
-// between Pebble's own overhead and a single block.
+// openDatabase opens Pebble in dir for the mode and the memory given by o.
 func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 	d := &database{log: log, stop: make(chan struct{}), memtable: o.memtableBytes}
 	d.flushed.c = make(chan struct{})

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/dtx"
+	"cbrepl/faultinject"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 )
@@ -151,6 +153,54 @@ func (h *history) verify(t *testing.T, o Options) {
 	}
 	for _, x := range known {
 		t.Errorf("acknowledged part %+v is lost", x.part)
+	}
+}
+
+// TestReclaimCutOff ends between the records and the blocks of freed parts: the
+// next life knows nothing of them and removes the blocks.
+func TestReclaimCutOff(t *testing.T) {
+	ctx := context.Background()
+	mem := vfs.NewCrashableMem()
+	o := Options{Dir: "spool", Mode: Spooled, fs: mem, deleteBytes: 1 << 30}
+	s := openTest(t, o)
+	w := s.Writer(0)
+	var xs []*modelTxn
+	for i := range 4 {
+		x := &modelTxn{streamed: i%2 == 0}
+		x.part.EndLSN = dtx.LSN(i + 1)
+		writeRows(t, w, x, 500, 500)
+		xs = append(xs, x)
+	}
+	if err := s.Release([]dtx.Part{xs[0].part, xs[1].part}); err != nil {
+		t.Fatal(err)
+	}
+	if err := faultinject.Arm(FaultReclaimed + "=error"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = faultinject.Arm("") }()
+	if err := s.reclaim(ctx, 0); !errors.Is(err, faultinject.ErrInjected) {
+		t.Fatalf("reclaim: %v", err)
+	}
+	o.fs = mem.CrashClone(vfs.CrashCloneCfg{})
+	s = openTest(t, o)
+	r, err := s.Recover(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Parts[0]; len(got) != 2 || got[0] != xs[2].part || got[1] != xs[3].part {
+		t.Fatalf("recovered %+v", got)
+	}
+	for _, x := range xs[2:] {
+		if err := readPart(s, x); err != nil {
+			t.Error(err)
+		}
+	}
+	left := map[chainNum]bool{}
+	if err := s.scan(ctx, prefixData, func(k, _ []byte) error {
+		left[chainNum(binary.BigEndian.Uint64(k[4:]))] = true
+		return nil
+	}); err != nil || len(left) != 2 {
+		t.Errorf("%d chains are on disk, %v", len(left), err)
 	}
 }
 

@@ -45,7 +45,8 @@ type Options struct {
 	// and apply them keep in memory; 0 means 400,000.
 	MaxParts int
 	// MemBytes bounds the memory of the spool as a whole: recent blocks, Pebble's
-	// memtables and its block cache; 0 means 128 MiB, the least is 8 MiB.
+	// memtables and its block cache; 0 means 64 MiB, the least is 8 MiB. Beyond it
+	// every writer holds up to five blocks of 64 KiB under construction.
 	MemBytes int64
 	// Logger receives Pebble's events at debug level; nil discards them.
 	Logger *slog.Logger
@@ -68,7 +69,7 @@ type Options struct {
 const (
 	defaultMaxBytes = 16 << 30
 	defaultMaxParts = 400_000
-	defaultMemBytes = 128 << 20
+	defaultMemBytes = 64 << 20
 	minMemBytes     = 8 << 20
 )
 

@@ -6,7 +6,12 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"cbrepl/dtx"
+	"cbrepl/faultinject"
 )
+
+// FaultReclaimed is the fault point between the records of freed parts, which are
+// gone, and their blocks, which are not.
+const FaultReclaimed = "store.reclaimed_records"
 
 // runReclaim gives the disk space of dead chains back when enough has gathered.
 // It runs beside the readers and the apply loop, which must not wait for a
@@ -15,8 +20,14 @@ func (s *Spool) runReclaim() {
 	for {
 		select {
 		case <-s.reclaimC:
-			// A failure has stopped the spool and is reported by whatever comes next.
-			_ = s.reclaim(context.Background(), s.exciseMin())
+			// What could not be reclaimed is not known any more.
+			if err := s.reclaim(context.Background(), s.exciseMin()); err != nil && s.db.failed() == nil {
+				select {
+				case <-s.db.stop: // closing interrupts a wait
+				default:
+					s.db.fs.fail(err)
+				}
+			}
 		case <-s.db.stop:
 			return
 		}
@@ -142,6 +153,9 @@ func (s *Spool) excise(ctx context.Context, runs []laneRun) error {
 		return nil
 	}
 	if err := s.db.flush(ctx); err != nil {
+		return err
+	}
+	if err := faultinject.Point(FaultReclaimed); err != nil {
 		return err
 	}
 	for _, r := range runs {

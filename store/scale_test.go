@@ -233,9 +233,9 @@ func TestLargeTransaction(t *testing.T) {
 	for _, mode := range []Mode{Applied, Spooled} {
 		t.Run(mode.String(), func(t *testing.T) {
 			ctx := context.Background()
-			size := int64(128 << 20)
+			size := int64(64 << 20)
 			if testing.Short() {
-				size = 48 << 20
+				size = 32 << 20
 			}
 			s := openTest(t, Options{Mode: mode, MemBytes: minMemBytes})
 			w := s.Writer(0)

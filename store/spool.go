@@ -214,9 +214,9 @@ type Usage struct {
 	// MemBytes is what recent blocks take in memory, DiskBytes the size of
 	// Pebble's files.
 	MemBytes, DiskBytes int64
-	// Parts counts committed parts with rows that are not released, OpenTxns
-	// transactions begun or prepared.
-	Parts, OpenTxns int
+	// Parts counts committed parts with rows that are not released, out of
+	// MaxParts, OpenTxns transactions begun or prepared.
+	Parts, MaxParts, OpenTxns int
 	// FullSince is zero while the spool is not full.
 	FullSince time.Time
 	Contents  []ContentUsage
@@ -245,7 +245,7 @@ func (s *Spool) Usage() Usage {
 		u.Contents = append(u.Contents, c)
 	}
 	s.space.mu.Lock()
-	u.Bytes, u.MaxBytes, u.FullSince = s.space.used, s.space.max, s.space.fullSince
+	u.Bytes, u.MaxBytes, u.MaxParts, u.FullSince = s.space.used, s.space.max, s.space.maxParts, s.space.fullSince
 	s.space.mu.Unlock()
 	s.tier.mu.Lock()
 	u.MemBytes = s.tier.used

@@ -29,7 +29,7 @@ type Writer struct {
 
 // maxBuffers bounds the buffers of a writer's interleaved transactions: when
 // more of them are open, the least recently used one's block is closed short.
-const maxBuffers = 8
+const maxBuffers = 4
 
 // logSpare is what must be left of a log chain's first block for another
 // transaction to begin in it.
