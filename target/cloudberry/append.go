@@ -81,7 +81,7 @@ func (b *backend) removePlan(f *tableFacts, n int, keys, differ target.Set) plan
 	if n == 1 || b.byAny(f, n, keys, differ) {
 		return f.plan(keys.Cols)
 	}
-	return planMode{hashed: true}
+	return planMode{hashed: true, indexed: f.narrowed(keys.Cols) >= 0}
 }
 
 // remove deletes rows by key and counts them.
@@ -89,7 +89,6 @@ func (b *backend) remove(ctx context.Context, f *tableFacts, n int, keys, differ
 	t := f.Table
 	q := new(query)
 	b.planFor(b.removePlan(f, n, keys, differ))
-	b.textOf(t, differ.Cols)
 	q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t")
 	if b.byAny(f, n, keys, differ) {
 		q.WriteString(" WHERE " + q.anyOf(t, keys.Cols[0], keys.Vals[0]))
@@ -105,6 +104,9 @@ func (b *backend) remove(ctx context.Context, f *tableFacts, n int, keys, differ
 		if r.from != "" {
 			b.narrow(q, f, keys)
 		}
+	}
+	if err := b.prune(ctx, q, f, n, keys.Cols, keys.Vals); err != nil {
+		return 0, err
 	}
 	res, err := b.one(ctx, q)
 	if err != nil {

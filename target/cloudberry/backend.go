@@ -30,8 +30,6 @@ type backend struct {
 	begun bool
 	// last is when the last batch ended.
 	last time.Time
-	// digits tells that extra_float_digits is set in this transaction.
-	digits bool
 	// prefix are statements that travel ahead of the next one: BEGIN, LOCK, SET
 	// LOCAL, RELEASE.
 	prefix []string
@@ -57,12 +55,14 @@ type planMode struct {
 	// hashed forbids nested loops: the statement joins large sets, or no index
 	// serves it, and a scan of the table is right.
 	hashed bool
+	// indexed keeps a hashed statement off the scan all the same.
+	indexed bool
 	// free leaves the choice to the planner and its statistics.
 	free bool
 }
 
 func (m planMode) nestloop() string { return onOff(!m.hashed) }
-func (m planMode) seqscan() string  { return onOff(m.hashed || m.free) }
+func (m planMode) seqscan() string  { return onOff(m.hashed && !m.indexed || m.free) }
 
 func onOff(on bool) string {
 	if on {
@@ -73,7 +73,7 @@ func onOff(on bool) string {
 
 // startBatch forgets the last transaction.
 func (b *backend) startBatch() {
-	b.begun, b.digits, b.prefix, b.plan = false, false, nil, planMode{}
+	b.begun, b.prefix, b.plan = false, nil, planMode{}
 	b.locked = map[uint32]bool{}
 	b.stages.startBatch()
 }
@@ -97,34 +97,19 @@ func (b *backend) takePrefix() []string {
 // segments may be new ones; the server's own default for ending them is 18 s.
 const idleWorkers = 5 * time.Second
 
-// textOf prepares for a comparison by text of columns of t.
-func (b *backend) textOf(t *target.Table, cols []int) {
-	if b.digits || !slices.ContainsFunc(cols, func(c int) bool { return pgside.HasFloats(t.Columns[c].Type) }) {
-		return
-	}
-	b.digits = true
-	b.ahead("SET LOCAL extra_float_digits = 3")
-}
-
-// savepoint begins what may be undone by rollbackTo.
-func (b *backend) savepoint() undo {
+// savepoint begins what may be undone by rollbackTo, which gets its result: plan
+// settings that are made behind the savepoint go with it.
+func (b *backend) savepoint() planMode {
 	b.ahead("SAVEPOINT cbrepl_try")
-	return undo{b.plan, b.digits}
-}
-
-// undo is what rollbackTo brings back besides the rows: settings made behind the
-// savepoint go with it.
-type undo struct {
-	plan   planMode
-	digits bool
+	return b.plan
 }
 
 func (b *backend) release() { b.ahead("RELEASE SAVEPOINT cbrepl_try") }
 
-func (b *backend) rollbackTo(u undo) {
+func (b *backend) rollbackTo(plan planMode) {
 	b.ahead("ROLLBACK TO SAVEPOINT cbrepl_try")
 	b.release()
-	b.plan, b.digits = u.plan, u.digits
+	b.plan = plan
 }
 
 // ahead adds a statement that travels with the next one.
@@ -167,6 +152,12 @@ func (b *backend) facts(t *target.Table, changed bool) *tableFacts {
 // returns their results.
 func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, error) {
 	pre := b.takePrefix()
+	if explain := b.t.opts.private.explain; explain != nil {
+		if err := b.explain(ctx, pre, qs, explain); err != nil {
+			return nil, err
+		}
+		pre = nil
+	}
 	var batch pgconn.Batch
 	for _, sql := range pre {
 		batch.ExecParams(sql, nil, nil, nil, nil)
@@ -182,6 +173,27 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 		return nil, stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
 	}
 	return results[len(pre):], nil
+}
+
+// explain runs what stands ahead of statements and reports their plans.
+func (b *backend) explain(ctx context.Context, pre []string, qs []*query, report func(string)) error {
+	if len(pre) > 0 {
+		if err := b.s.simple(ctx, strings.Join(pre, "; ")); err != nil {
+			return err
+		}
+	}
+	for _, q := range qs {
+		res := b.s.conn.ExecParams(ctx, "EXPLAIN "+q.String(), q.params, q.oids, q.formats, nil).Read()
+		if res.Err != nil {
+			return res.Err
+		}
+		var plan strings.Builder
+		for _, r := range res.Rows {
+			plan.Write(append(r[0], '\n'))
+		}
+		report(plan.String())
+	}
+	return nil
 }
 
 // one executes a single statement.

@@ -14,10 +14,12 @@
 //
 // Settings are made once, for the session, which costs a batch nothing. A worker
 // process that the server starts on a segment later, in place of one that was idle
-// for long or has died, gets some of them only. Those that matter there and are
-// lost are made again: session_replication_role ahead of a batch when a table has
-// something to silence or the session was idle, extra_float_digits ahead of a
-// statement that compares floating-point values by their text.
+// for long or has died, or for a statement of several slices, gets some of them
+// only. Of those that matter there session_replication_role is lost, and is set
+// again ahead of a batch when a table has something to silence or the session was
+// idle; it counts only where rows are written, which the session's first worker
+// process of a segment does. Nothing else may depend on a lost one: no statement
+// compares floating-point values by their text.
 //
 // # A batch
 //

@@ -91,6 +91,7 @@ func (im *images) groups() []*imageGroup {
 	var anchors []int
 	for _, good := range []func(c int) bool{
 		func(c int) bool { return im.f.leads(c) },
+		func(c int) bool { return slices.Contains(im.f.Pinned, c) },
 		func(c int) bool {
 			return slices.ContainsFunc(t.Policy.Columns, func(p router.Column) bool { return p.Name == t.Columns[c].Name })
 		},
@@ -133,6 +134,16 @@ func (im *images) groups() []*imageGroup {
 	return out
 }
 
+// pruneImages leaves out partitions by the anchors that choose one.
+func (im *images) pruneImages(ctx context.Context, q *query, g *imageGroup, set target.Set) error {
+	var cols []int
+	var vals []*target.Vec
+	for _, i := range g.anchors {
+		cols, vals = append(cols, set.Cols[i]), append(vals, set.Vals[i])
+	}
+	return im.prune(ctx, q, im.f, len(g.rows), cols, vals)
+}
+
 // match writes the condition that a row t equals an image v, and sets the planner
 // for it. Every column but the NULL ones is compared as it prints; anchors in
 // addition by =, which is implied and can be hashed or looked up in an index.
@@ -152,8 +163,8 @@ func (im *images) match(q *query, g *imageGroup, set target.Set, r *rowset) {
 		var row, val []string
 		for i, c := range set.Cols {
 			if !slices.Contains(g.nulls, i) {
-				row = append(row, marked("t."+pgside.Column(t, c)))
-				val = append(val, marked(pgside.Cast(t, c, r.ref("k", i))))
+				row = append(row, marked(&t.Columns[c], "t."+pgside.Column(t, c)))
+				val = append(val, marked(&t.Columns[c], pgside.Cast(t, c, r.ref("k", i))))
 			}
 		}
 		if len(row) > 0 {
@@ -171,8 +182,8 @@ func (im *images) match(q *query, g *imageGroup, set target.Set, r *rowset) {
 
 // marked prints a value so that values put together are told apart, NULL from
 // every text.
-func marked(expr string) string {
-	text := pgside.AsText(expr)
+func marked(c *target.Column, expr string) string {
+	text := pgside.AsText(pgside.Printed(c, expr))
 	return "coalesce(pg_catalog.length(" + text + ") || ':' || " + text + ", 'n')"
 }
 
@@ -182,7 +193,6 @@ func marked(expr string) string {
 func (im *images) planImages(g *imageGroup, set target.Set) {
 	indexed := slices.ContainsFunc(g.anchors, func(i int) bool { return im.f.leads(set.Cols[i]) })
 	im.planFor(planMode{hashed: im.f.appendOnly || !indexed, free: true})
-	im.textOf(im.f.Table, set.Cols)
 }
 
 // narrowImages lets an index serve a hash join on append-optimized storage.
@@ -219,6 +229,9 @@ func (im *images) deleteByAddress(ctx context.Context, g *imageGroup, set target
 	q.WriteString(" FROM " + pgside.Only(im.f.Table) + " AS t, " + r.from)
 	im.match(q, g, set, r)
 	im.narrowImages(q, g, set)
+	if err := im.pruneImages(ctx, q, g, set); err != nil {
+		return err
+	}
 	q.WriteString(") x WHERE x.r <= x.n")
 	res, err := im.one(ctx, q)
 	if err != nil {

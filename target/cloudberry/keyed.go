@@ -2,6 +2,7 @@ package cloudberry
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -81,7 +82,6 @@ func (b *backend) deleteHeap(ctx context.Context, f *tableFacts, op *target.Dele
 	wanted := op.Ordinals || len(op.Fetch) > 0
 	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
-	b.textOf(t, op.Differ.Cols)
 	q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t")
 	if !wanted && op.Partial && op.N > 1 && len(op.Differ.Cols) == 0 && f.anyable(op.Keys.Cols) {
 		q.WriteString(" WHERE " + q.anyOf(t, op.Keys.Cols[0], op.Keys.Vals[0]))
@@ -99,6 +99,9 @@ func (b *backend) deleteHeap(ctx context.Context, f *tableFacts, op *target.Dele
 		q.WriteString(" USING " + r.from)
 	}
 	q.where(t, op.Keys, target.Set{}, op.Differ, r)
+	if err := b.prune(ctx, q, f, op.N, op.Keys.Cols, op.Keys.Vals); err != nil {
+		return target.Found{}, err
+	}
 	answers := wanted || !op.Partial && op.N > 1
 	if answers {
 		q.WriteString(" RETURNING " + r.ord)
@@ -170,7 +173,6 @@ func (b *backend) updateHeap(ctx context.Context, f *tableFacts, op *target.Upda
 	unique := pgside.UniqueKeys(t, op.Keys.Cols)
 	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
-	b.textOf(t, op.Same.Cols)
 	r, err := b.rows(ctx, q, f, op.N, true, namedSet{"k", op.Keys}, namedSet{"s", op.Set}, namedSet{"g", op.Same})
 	if err != nil {
 		return target.Found{}, err
@@ -186,6 +188,9 @@ func (b *backend) updateHeap(ctx context.Context, f *tableFacts, op *target.Upda
 		q.WriteString(" FROM " + r.from)
 	}
 	q.where(t, op.Keys, op.Same, target.Set{}, r)
+	if err := b.prune(ctx, q, f, op.N, op.Keys.Cols, op.Keys.Vals); err != nil {
+		return target.Found{}, err
+	}
 	answers := !unique && op.N > 1 && !op.Partial
 	if answers {
 		q.WriteString(" RETURNING " + r.ord)
@@ -228,12 +233,10 @@ func (b *backend) find(ctx context.Context, f *tableFacts, n int, keys, same, di
 	q := new(query)
 	joined := f.appendOnly && n > 1
 	if joined {
-		b.planFor(planMode{hashed: true})
+		b.planFor(planMode{hashed: true, indexed: f.narrowed(keys.Cols) >= 0})
 	} else {
 		b.planFor(f.plan(keys.Cols))
 	}
-	b.textOf(t, same.Cols)
-	b.textOf(t, differ.Cols)
 	sets := []namedSet{{"k", keys}, {"g", same}}
 	if len(differ.Cols) > 0 {
 		sets[1].set = differ
@@ -252,6 +255,9 @@ func (b *backend) find(ctx context.Context, f *tableFacts, n int, keys, same, di
 	if joined {
 		b.narrow(q, f, keys)
 	}
+	if err := b.prune(ctx, q, f, n, keys.Cols, keys.Vals); err != nil {
+		return nil, err
+	}
 	res, err := b.one(ctx, q)
 	if err != nil {
 		return nil, err
@@ -259,14 +265,17 @@ func (b *backend) find(ctx context.Context, f *tableFacts, n int, keys, same, di
 	return res.Rows, nil
 }
 
+// narrowed finds the key column by which an index can serve a join that hashes, as
+// an index into keys, or -1.
+func (f *tableFacts) narrowed(keys []int) int {
+	return slices.IndexFunc(keys, func(c int) bool { return f.leads(c) && f.anyable([]int{c}) })
+}
+
 // narrow adds a condition that lets an index serve a join that hashes: one of the
 // key columns has one of the values. Nested loops over an append-optimized
 // table's index decompress a block per row.
 func (b *backend) narrow(q *query, f *tableFacts, keys target.Set) {
-	for i, c := range keys.Cols {
-		if f.leads(c) && f.anyable([]int{c}) {
-			q.WriteString(" AND " + q.anyOf(f.Table, c, keys.Vals[i]))
-			return
-		}
+	if i := f.narrowed(keys.Cols); i >= 0 {
+		q.WriteString(" AND " + q.anyOf(f.Table, keys.Cols[i], keys.Vals[i]))
 	}
 }

@@ -64,6 +64,8 @@ type Options struct {
 		now func() time.Time
 		// rowset forces how values reach the server; for tests.
 		rowset rowsetKind
+		// explain gets the plan of every statement about rows.
+		explain func(plan string)
 		// anyType leaves out the comparison of column types; for tests.
 		anyType bool
 	}
@@ -75,6 +77,9 @@ func (o *Options) EnsureDefaults() {
 		if *d == 0 {
 			*d = def
 		}
+	}
+	if o.Engine.ChunkBytes == 0 {
+		o.Engine.ChunkBytes = 1 << 20 // each COPY goes to every segment
 	}
 	o.Engine.EnsureDefaults()
 	set(&o.LockWait, 5*time.Second)

@@ -190,6 +190,9 @@ var needed = [][2]string{
 var wanted = [][2]string{
 	{"optimizer", "off"},          // the planner whose plans are known
 	{"gp_autostats_mode", "none"}, // no ANALYZE inside a batch
+	// A list of values that narrows one side of a join is not to be tried on the
+	// other, value by value.
+	{"gp_enable_predicate_propagation", "off"},
 	{"row_security", "off"},
 	{"jit", "off"},
 	{"max_parallel_workers_per_gather", "0"}, {"enable_parallel", "off"},

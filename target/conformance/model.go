@@ -392,3 +392,17 @@ func line(v []*string) string {
 	}
 	return b.String()
 }
+
+// UpdateMessage is an update of a row whose identity stays.
+func UpdateMessage(rel uint32, v Values) []byte { return pgotest.Update(0, rel, 0, nil, wire(v)) }
+
+// DeleteMessage is a delete by the identity in the columns key.
+func DeleteMessage(rel uint32, v Values, key []int) []byte {
+	old := wire(v)
+	for i := range old {
+		if !slices.Contains(key, i) {
+			old[i] = pgotest.Null()
+		}
+	}
+	return pgotest.Delete(0, rel, 'K', old...)
+}

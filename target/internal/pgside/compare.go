@@ -83,6 +83,55 @@ func Hashed(c *target.Column) bool {
 // AsText prints a column or value for comparison, byte by byte.
 func AsText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLATE "C"` }
 
+// Printed is an expression that is equal for two values of a column exactly when
+// they print alike. Floating-point values are taken in their binary form: how many
+// digits they print is a setting that worker processes of a cluster may not share.
+func Printed(c *target.Column, expr string) string {
+	if f := sendFunction(c.Type); f != "" {
+		return "pg_catalog." + f + "(" + expr + ")"
+	}
+	return AsText(expr)
+}
+
+// floatSend are the binary output functions of types that are made of
+// floating-point numbers.
+var floatSend = map[uint32]string{700: "float4send", 701: "float8send", 600: "point_send", 601: "lseg_send", 602: "path_send",
+	603: "box_send", 604: "poly_send", 628: "line_send", 718: "circle_send"}
+
+// sendFunction is the binary output function of a type that holds floating-point
+// numbers, "" for others.
+func sendFunction(t *router.Type) string {
+	t = BaseType(t)
+	if !hasFloats(t) {
+		return ""
+	}
+	switch t.Kind {
+	case router.ArrayType:
+		return "array_send"
+	case router.CompositeType:
+		return "record_send"
+	case router.RangeType:
+		return "range_send"
+	case router.MultirangeType:
+		return "multirange_send"
+	}
+	return floatSend[t.OID]
+}
+
+func hasFloats(t *router.Type) bool {
+	if t == nil {
+		return false
+	}
+	if t.Kind == router.CompositeType {
+		for _, f := range t.Fields {
+			if hasFloats(f) {
+				return true
+			}
+		}
+	}
+	return t.Kind == router.BaseType && t.Extension == "" && floatSend[t.OID] != "" || hasFloats(t.Elem)
+}
+
 // Same is a condition: the row's column (row names the table) prints as the
 // value does, NULL as NULL.
 func Same(t *target.Table, c int, row, v string) string {
@@ -90,7 +139,7 @@ func Same(t *target.Table, c int, row, v string) string {
 	if Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
 	}
-	return AsText(col) + " IS NOT DISTINCT FROM " + AsText(val)
+	return Printed(&t.Columns[c], col) + " IS NOT DISTINCT FROM " + Printed(&t.Columns[c], val)
 }
 
 // UniqueKeys reports whether no two rows can match one key.
@@ -109,28 +158,4 @@ func UniqueKeys(t *target.Table, cols []int) bool {
 		}
 	}
 	return false
-}
-
-// HasFloats reports whether values of a type print with a number of digits that a
-// setting decides: floating-point numbers and what is made of them.
-func HasFloats(t *router.Type) bool {
-	if t == nil {
-		return false
-	}
-	switch t.Kind {
-	case router.BaseType:
-		switch t.OID {
-		case 700, 701, 600, 601, 602, 603, 604, 628, 718:
-			return true
-		}
-		return t.Extension != "" // not known
-	case router.CompositeType:
-		for _, f := range t.Fields {
-			if HasFloats(f) {
-				return true
-			}
-		}
-		return false
-	}
-	return HasFloats(t.Elem)
 }
