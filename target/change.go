@@ -53,12 +53,20 @@ func (b *copyBuf) mark(part int32) {
 	}
 }
 
-// decode reads a tuple into dst and checks it against the relation.
+// decode reads a tuple of the current relation into dst, in target column order.
 func (r *run) decode(t *table, dst []pgoutput.Value, tup pgoutput.Tuple) ([]pgoutput.Value, error) {
-	dst = tup.Append(dst[:0])
-	if len(dst) != len(t.shape.cols) {
-		return dst, r.rowError(t, fmt.Sprintf("a row has %d columns, its relation %d", len(dst), len(t.shape.cols)),
+	if n := len(r.rel.rel.Columns); tup.Len() != n {
+		return dst, r.rowError(t, fmt.Sprintf("a row has %d columns, its relation %d", tup.Len(), n),
 			"This is a protocol violation of the source server")
+	}
+	if r.rel.order == nil {
+		dst = tup.Append(dst[:0])
+	} else {
+		r.tuple = tup.Append(r.tuple[:0])
+		dst = dst[:0]
+		for _, i := range r.rel.order {
+			dst = append(dst, r.tuple[i])
+		}
 	}
 	for i := range dst {
 		if dst[i].Kind == pgoutput.ValueBinary {
@@ -70,12 +78,7 @@ func (r *run) decode(t *table, dst []pgoutput.Value, tup pgoutput.Tuple) ([]pgou
 }
 
 // columnName names a source column for a message.
-func (t *table) columnName(s int) string {
-	if c := t.shape.cols[s]; c >= 0 {
-		return t.Columns[c].Name
-	}
-	return fmt.Sprintf("number %d", s+1)
-}
+func (t *table) columnName(s int) string { return t.Columns[t.shape.cols[s]].Name }
 
 // segment says where a row lives on the target: a segment's index, everywhere,
 // or somewhere when a column that decides is not known.
@@ -152,7 +155,7 @@ func (r *run) insert(t *table, c *pgoutput.Change) error {
 	if seg == somewhere {
 		return r.missingValue(t, r.vals, r.part)
 	}
-	return r.addCopy(t, seg, t.shape.copyCols, r.vals, r.part)
+	return r.addCopy(t, seg, t.shape.cols, r.vals, r.part)
 }
 
 // addCopy appends a row to the inserts pending for a place, and sends them when
@@ -166,7 +169,7 @@ func (r *run) addCopy(t *table, place int, cols []int, vals []pgoutput.Value, pa
 		b.data = r.e.pool.buf()
 	}
 	before := len(b.data)
-	data, ok := t.shape.appendCopyRow(b.data, vals)
+	data, ok := appendCopyRow(b.data, vals)
 	if !ok {
 		return r.missingValue(t, vals, part)
 	}
@@ -204,18 +207,12 @@ func (t *table) buf(seg int) *copyBuf {
 	return &t.bufs[seg]
 }
 
-// appendCopyRow appends the written columns as a line of COPY; false when one
-// has no value.
-func (s *shape) appendCopyRow(dst []byte, vals []pgoutput.Value) ([]byte, bool) {
-	first := true
+// appendCopyRow appends values as a line of COPY; false when one is missing.
+func appendCopyRow(dst []byte, vals []pgoutput.Value) ([]byte, bool) {
 	for i, v := range vals {
-		if i < len(s.cols) && s.cols[i] < 0 {
-			continue // values behind the source's columns are fetched extra ones
-		}
-		if !first {
+		if i > 0 {
 			dst = append(dst, '\t')
 		}
-		first = false
 		if v.Kind == pgoutput.ValueUnchanged {
 			return dst, false
 		}
@@ -234,7 +231,7 @@ func (r *run) startFold(t *table, what string) error {
 		return nil
 	}
 	if t.mode == modePass {
-		if err := r.sendCopies(t, t.shape.copyCols); err != nil {
+		if err := r.sendCopies(t, t.shape.cols); err != nil {
 			return err
 		}
 	}
@@ -247,7 +244,7 @@ func (r *run) startFold(t *table, what string) error {
 func (r *run) keyOf(t *table, vals []pgoutput.Value) error {
 	sh := t.shape
 	if sh.images {
-		img, partial := sh.appendImage(r.keyBuf[:0], vals)
+		img, partial := appendImage(r.keyBuf[:0], vals)
 		r.keyBuf = img
 		if partial {
 			return r.missingIdentity(t, vals)
@@ -313,7 +310,7 @@ func (r *run) setImage(t *table, n int32) error {
 		return nil
 	}
 	var partial bool
-	r.img, partial = t.shape.appendImage(r.img[:0], r.vals)
+	r.img, partial = appendImage(r.img[:0], r.vals)
 	rec.partial = partial
 	f.store(n, r.img)
 	return nil
@@ -401,7 +398,7 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 	}
 	// Several rows may share the key for a moment: the old image tells which.
 	if sl.head != none {
-		r.img, _ = t.shape.appendImage(r.img[:0], old)
+		r.img, _ = appendImage(r.img[:0], old)
 		for n := sl.head; n != none; n = f.records[n].next {
 			img, _, err := r.image(f, &f.records[n])
 			if err != nil {

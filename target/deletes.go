@@ -265,7 +265,7 @@ func (fl *flusher) refill(rec *record, g *group, vals []pgoutput.Value) error {
 		for i, s := range g.unresolved {
 			fl.v[s] = vals[i]
 		}
-		fl.run.img, rec.partial = fl.sh.appendImage(fl.run.img[:0], fl.v)
+		fl.run.img, rec.partial = appendImage(fl.run.img[:0], fl.v)
 		img = fl.run.img
 	}
 	ext := fl.ext[:0]

@@ -104,7 +104,7 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	}
 	t.sources = append(t.sources, Name{src.Schema, src.Name})
 	t.deferrable = t.deferrable || src.Deferrable
-	if _, err := t.newShape(published(src), src); err != nil {
+	if _, _, err := t.newShape(published(src), src); err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}
 	return nil
@@ -147,13 +147,13 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 			break
 		}
 	}
-	sh, err := t.shapeFor(rel, src)
+	sh, order, err := t.shapeFor(rel, src)
 	if err != nil {
 		return nil, &dtx.Error{Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
 			Hint: "Change the target table, then resume"}
 	}
-	r := &relation{rel: rel, table: t, shape: sh, lowestOnly: src.Policy.Kind == router.Replicated}
+	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
 	if len(e.relations) >= maxRelations {
 		clear(e.relations)
 	}

@@ -30,7 +30,7 @@ func (r *run) flush(t *table, midway bool) error {
 		if err := fl.inserts(); err != nil {
 			return err
 		}
-	} else if err := r.sendCopies(t, t.shape.copyCols); err != nil {
+	} else if err := r.sendCopies(t, t.shape.cols); err != nil {
 		return err
 	}
 	r.hold(t, -t.bytes, -t.rows)
@@ -128,7 +128,7 @@ func (fl *flusher) changes() error {
 
 // withExtra lists the columns of a row with fetched extra columns.
 func (s *shape) withExtra() []int {
-	return append(append([]int(nil), s.copyCols...), s.extra...)
+	return append(append([]int(nil), s.cols...), s.extra...)
 }
 
 // uncertain reports whether a row's present segment is only guessed or not
@@ -291,7 +291,7 @@ func (s *shape) targets(cols []int) []int {
 // inserts sends new and moved rows: first those without, then those with
 // fetched extra columns.
 func (fl *flusher) inserts() error {
-	more, err := fl.insertRows(false, fl.sh.copyCols)
+	more, err := fl.insertRows(false, fl.sh.cols)
 	if err == nil && more {
 		_, err = fl.insertRows(true, fl.sh.withExtra())
 	}

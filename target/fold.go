@@ -233,13 +233,9 @@ func (a *arena) replace(r ref, b []byte) ref {
 }
 
 // appendImage encodes values as a tuple's raw bytes (pgoutput.Tuple.Raw) and
-// says whether one of them is an unchanged value. Columns that are not written
-// read as NULL, so that they never tell two images apart.
-func (s *shape) appendImage(dst []byte, vals []pgoutput.Value) (img []byte, partial bool) {
-	for i, v := range vals {
-		if s.cols[i] < 0 {
-			v = pgoutput.Value{Kind: pgoutput.ValueNull}
-		}
+// says whether one of them is an unchanged value.
+func appendImage(dst []byte, vals []pgoutput.Value) (img []byte, partial bool) {
+	for _, v := range vals {
 		partial = partial || v.Kind == pgoutput.ValueUnchanged
 		dst = appendValue(dst, v)
 	}

@@ -44,11 +44,13 @@ type table struct {
 	window
 }
 
-// shape is how the tuples of one version of a source relation lie in a target
-// table. "Source column" means an index into the tuple.
+// shape is which columns of a target table the tuples of a source relation
+// write, and how they identify and place rows. "Source column" means an index
+// into the decoded row, which is in target column order whatever the order of
+// the tuple: partitions may order their columns differently and still share a
+// window.
 type shape struct {
-	cols     []int // per source column its target column, -1 when not written
-	copyCols []int // the written target columns, in tuple order
+	cols []int // per source column its target column, ascending
 	// key are the identity's source columns in target column order; keyTarget
 	// the same as target columns. Empty when rows cannot be identified.
 	key, keyTarget []int
@@ -74,6 +76,8 @@ type relation struct {
 	rel   *pgoutput.Relation
 	table *table
 	shape *shape
+	// order is, per source column, its place in the tuple; nil when it is the same.
+	order []int
 	// lowestOnly is set for tables replicated on the source.
 	lowestOnly bool
 }
@@ -144,32 +148,39 @@ func (t *table) placeRows(segments []dtx.Content) error {
 	return nil
 }
 
-// newShape maps the columns of rel by name and chooses the identity. Every
-// problem found is in the error. src may be nil.
-func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (*shape, error) {
+// newShape maps the columns of rel by name and chooses the identity. order is
+// the place of each source column in the tuple. Every problem found is in the
+// error.
+func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (sh *shape, order []int, err error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	sh := &shape{cols: make([]int, len(rel.Columns)), full: rel.Identity == pgoutput.IdentityFull}
+	sh = &shape{full: rel.Identity == pgoutput.IdentityFull}
+	at := make([]int, len(t.Columns)) // place in the tuple per target column
 	of := make([]int, len(t.Columns)) // source column per target column
-	for i := range of {
-		of[i] = -1
+	for i := range at {
+		at[i], of[i] = -1, -1
 	}
 	for i := range rel.Columns {
 		name := rel.Columns[i].Name
 		c := t.Column(name)
-		sh.cols[i] = c
 		switch {
 		case c < 0:
 			bad("column %q is missing on the target", name)
 		case t.Columns[c].Generated && sourceGenerated(src, name):
-			sh.cols[i] = -1 // the target computes it, too
+			// The target computes it, too.
 		case t.Columns[c].Generated:
 			bad("column %q is generated on the target and a plain column on the source", name)
-		case of[c] >= 0:
+		case at[c] >= 0:
 			bad("column %q is sent twice", name)
 		default:
-			of[c] = i
-			sh.copyCols = append(sh.copyCols, c)
+			at[c] = i
+		}
+	}
+	for c, i := range at {
+		if i >= 0 {
+			of[c] = len(sh.cols)
+			sh.cols = append(sh.cols, c)
+			order = append(order, i)
 		}
 	}
 	for c := range t.Columns {
@@ -193,10 +204,10 @@ func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (*shape, err
 		}
 	}
 	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+		return nil, nil, errors.Join(errs...)
 	}
-	t.chooseIdentity(sh, rel, src, of)
-	isKey := make([]bool, len(rel.Columns))
+	t.chooseIdentity(sh, rel, src, at)
+	isKey := make([]bool, len(sh.cols))
 	for _, s := range sh.key {
 		isKey[s] = true
 	}
@@ -224,7 +235,10 @@ func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (*shape, err
 	if !sh.images && len(sh.key) > 0 {
 		sh.place = sh.key
 	}
-	return sh, nil
+	if len(order) == len(rel.Columns) && slices.IsSorted(order) {
+		order = nil
+	}
+	return sh, order, nil
 }
 
 func sourceGenerated(src *source.Table, name string) bool {
@@ -242,20 +256,21 @@ func sourceGenerated(src *source.Table, name string) bool {
 // chooseIdentity decides what identifies a row. Under REPLICA IDENTITY FULL the
 // relation marks every column as key, which says nothing: the source's primary
 // key is taken, else a unique key of the target, else the whole row.
-func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Table, of []int) {
+// at is the place in the tuple per target column, -1 for none.
+func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Table, at []int) {
 	use := func(target []int) {
 		slices.Sort(target)
 		sh.keyTarget = target
 		for _, c := range target {
-			sh.key = append(sh.key, of[c])
+			sh.key = append(sh.key, slices.Index(sh.cols, c))
 		}
 	}
 	var target []int
 	switch rel.Identity {
 	case pgoutput.IdentityDefault, pgoutput.IdentityIndex:
-		for i := range rel.Columns {
-			if rel.Columns[i].Key && sh.cols[i] >= 0 {
-				target = append(target, sh.cols[i])
+		for _, c := range sh.cols {
+			if rel.Columns[at[c]].Key {
+				target = append(target, c)
 			}
 		}
 		use(target)
@@ -270,7 +285,7 @@ func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Ta
 				continue
 			}
 			c := t.Column(src.Columns[i].Name)
-			if c < 0 || of[c] < 0 {
+			if c < 0 || at[c] < 0 {
 				complete = false
 				break
 			}
@@ -284,7 +299,7 @@ func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Ta
 	for _, u := range t.Uniques {
 		ok := u.Plain && !u.Exclusion && len(u.Columns) > 0
 		for _, c := range u.Columns {
-			ok = ok && of[c] >= 0 && t.Columns[c].NotNull
+			ok = ok && at[c] >= 0 && t.Columns[c].NotNull
 		}
 		if ok {
 			use(slices.Clone(u.Columns))
@@ -292,13 +307,7 @@ func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Ta
 		}
 	}
 	sh.images = true
-	target = nil
-	for c, s := range of {
-		if s >= 0 {
-			target = append(target, c)
-		}
-	}
-	use(target)
+	use(slices.Clone(sh.cols))
 }
 
 // same reports whether tuples of both shapes can stand in one window.
@@ -308,19 +317,19 @@ func (s *shape) same(o *shape) bool {
 }
 
 // shapeFor returns the table's shape for rel, an equal earlier one where there
-// is one.
-func (t *table) shapeFor(rel *pgoutput.Relation, src *source.Table) (*shape, error) {
-	sh, err := t.newShape(rel, src)
+// is one, and the order of the tuple.
+func (t *table) shapeFor(rel *pgoutput.Relation, src *source.Table) (*shape, []int, error) {
+	sh, order, err := t.newShape(rel, src)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, old := range t.shapes {
 		if old.same(sh) {
-			return old, nil
+			return old, order, nil
 		}
 	}
 	t.shapes = append(t.shapes, sh)
-	return sh, nil
+	return sh, order, nil
 }
 
 // published builds the relation that src will announce, to check it at start.

@@ -35,11 +35,12 @@ type run struct {
 	mu     sync.Mutex // guards result while lanes run
 	result Result
 
+	rel *relation // of the change at hand
 	// Scratch of the reading goroutine.
-	vals, old []pgoutput.Value
-	key       [][]byte
-	keyBuf    []byte
-	img       []byte
+	tuple, vals, old []pgoutput.Value
+	key              [][]byte
+	keyBuf           []byte
+	img              []byte
 }
 
 func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be Backend) *run {
@@ -140,6 +141,7 @@ func (r *run) change(c *pgoutput.Change) error {
 		return nil // another copy of the same rows
 	}
 	r.result.Rows++
+	r.rel = rel
 	t := rel.table
 	if t.shape != rel.shape {
 		if t.mode != modeIdle {

@@ -117,6 +117,9 @@ func TestMirrorTruncate(t *testing.T) {
 	}
 	both("INSERT INTO app.a SELECT i, i, 'v' FROM generate_series(1, 40) i WHERE i % 2 = SEG; INSERT INTO app.b SELECT i, i, 'v' FROM generate_series(1, 40) i WHERE i % 2 = SEG; INSERT INTO app.c SELECT i, 'v' FROM generate_series(1, 40) i WHERE i % 2 = SEG")
 	m.must()
+	for _, dsn := range m.o.Shards {
+		m.exec(dsn, "SELECT setval('app.a_s_seq', 100)")
+	}
 	both(`BEGIN;
 		INSERT INTO app.a SELECT i, i, 'before' FROM generate_series(101, 110) i WHERE i % 2 = SEG;
 		DELETE FROM app.b WHERE id < 10;

@@ -86,6 +86,7 @@ var typeValues = []struct {
 	{"app.nums", []string{"'{1,2}'"}},
 	{"app.span", []string{"'[a,c)'"}},
 	{"app.citext", []string{"'AbC'", "'abc'"}},
+	{"app.ltree", []string{"'Top.Science'"}},
 	{"app.hstore", []string{`'a=>1, "b c"=>NULL'`}},
 	{`text COLLATE app.anycase`, []string{"'AbC'", "'abc'"}},
 }
@@ -94,7 +95,7 @@ const typesDDL = `CREATE SCHEMA app;
 	CREATE TYPE app.mood AS ENUM ('sad', 'it''s "ok"'); CREATE TYPE app.pair AS (a int, b text);
 	CREATE DOMAIN app.email AS text CHECK (VALUE LIKE '%@%'); CREATE DOMAIN app.short AS varchar(3); CREATE DOMAIN app.nums AS int[];
 	CREATE TYPE app.span AS RANGE (subtype = text);
-	CREATE EXTENSION citext SCHEMA app; CREATE EXTENSION hstore SCHEMA app;
+	CREATE EXTENSION citext SCHEMA app; CREATE EXTENSION hstore SCHEMA app; CREATE EXTENSION ltree SCHEMA app;
 	CREATE COLLATION app.anycase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 	ALTER TYPE app.citext OWNER TO CURRENT_USER;`
 
@@ -155,15 +156,17 @@ func TestMirrorKeyTypes(t *testing.T) {
 		CREATE TABLE app.co (id app.pair PRIMARY KEY, v text); CREATE TABLE app.ar (id text[] PRIMARY KEY, v text);
 		CREATE TABLE app.nu (id numeric PRIMARY KEY, v text); CREATE TABLE app.nd (id text COLLATE app.anycase PRIMARY KEY, v text);
 		CREATE TABLE app.dm (id app.short PRIMARY KEY, v text); CREATE TABLE app.bp (id char(8) PRIMARY KEY, v text);
-		CREATE TABLE app.ts (id timestamptz PRIMARY KEY, v text); CREATE TABLE app.iv (id interval PRIMARY KEY, v text);`,
+		CREATE TABLE app.ts (id timestamptz PRIMARY KEY, v text); CREATE TABLE app.iv (id interval PRIMARY KEY, v text);
+		CREATE TABLE app.lt (id app.ltree PRIMARY KEY, v text);`,
 		policies: map[string]string{"app.ci": "replicated", "app.en": "random", "app.co": "random", "app.ar": "hash id", "app.nu": "hash id",
-			"app.nd": "replicated", "app.dm": "hash id", "app.bp": "hash id", "app.ts": "hash id", "app.iv": "random"}})
+			"app.nd": "replicated", "app.dm": "hash id", "app.bp": "hash id", "app.ts": "hash id", "app.iv": "random", "app.lt": "random"}})
 	keys := map[string][2][]string{
 		"ci": {{"'AbC'", "'b'"}, {"'aBc'"}}, "en": {{"'sad'"}, {`'it''s "ok"'`}}, "co": {{"'(1,x)'::app.pair", "'(2,\"a,b\")'"}, {"'(3,)'"}},
 		"ar": {{"'{a,NULL}'", "'{}'"}, {`'{{"x\"y"}}'`}}, "nu": {{"1.0", "2.50", "'NaN'"}, {"1.00"}}, "nd": {{"'AbC'", "'b'"}, {"'aBC'"}},
 		"dm": {{"'abc'", "''"}, {"'xyz'"}}, "bp": {{"'ab'", "''"}, {"'cd '"}}, "ts": {{"'infinity'", "'2024-01-01 00:00+05'"}, {"'2024-01-01 00:00'"}},
-		"iv": {{"'1 mon'", "'0'"}, {"'30 days'"}},
+		"iv": {{"'1 mon'", "'0'"}, {"'30 days'"}}, "lt": {{"'a.b'", "'c'"}, {"'a.b.c'"}},
 	}
+	m.exec(m.src[0], "SET search_path = app, pg_catalog")
 	for tab, k := range keys {
 		for _, v := range k[0] {
 			m.exec(m.src[0], fmt.Sprintf("INSERT INTO app.%s VALUES (%s, 'v')", tab, v))
