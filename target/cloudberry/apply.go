@@ -168,9 +168,11 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch, after []dtx.Position)
 	}
 	t.count(func(s *Stats) { s.Unknown++ })
 	t.log.Warn("the outcome of a batch is not known", slog.Uint64("batch", b.Seq), slog.String("error", pgside.Clean(err).Error()))
-	return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(err),
+	return &dtx.Error{
+		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(err),
 		Msg:  fmt.Sprintf("the %s did not confirm the commit of batch %d", t.srv, b.Seq),
-		Hint: "The next open reads from the target whether it was committed"}
+		Hint: "The next open reads from the target whether it was committed",
+	}
 }
 
 // guarded is a statement that changes the subscription's row, or fails with

@@ -169,8 +169,10 @@ func shapes(t *testing.T, tg *Target, tab *target.Table) string {
 		note("delete fetch one", f, err)
 		f, err = b.Delete(ctx, seg, &target.DeleteOp{Table: tab, N: 2, Keys: key(10, 11), Ordinals: true, Partial: true})
 		note("delete ordinals", f, err)
-		f, err = b.Delete(ctx, seg, &target.DeleteOp{Table: tab, N: 3, Keys: key(12, 13, 14), Ordinals: true, Partial: true,
-			Differ: set([]int{2, 3}, []string{"0", "1.2"}, []string{"1", "1.30000000000000004"}, []string{"2", "1.5"})})
+		f, err = b.Delete(ctx, seg, &target.DeleteOp{
+			Table: tab, N: 3, Keys: key(12, 13, 14), Ordinals: true, Partial: true,
+			Differ: set([]int{2, 3}, []string{"0", "1.2"}, []string{"1", "1.30000000000000004"}, []string{"2", "1.5"}),
+		})
 		note("delete differ", f, err)
 		f, err = b.Delete(ctx, seg, &target.DeleteOp{Table: tab, N: 1, Keys: key(15), Differ: set([]int{4}, []string{"b15"})})
 		note("delete differ one", f, err)
@@ -183,8 +185,10 @@ func shapes(t *testing.T, tg *Target, tab *target.Table) string {
 		note("update one", f, err)
 		f, err = b.Update(ctx, seg, &target.UpdateOp{Table: tab, N: 1, Keys: key(9999), Set: set([]int{2}, []string{"100"})})
 		note("update none", f, err)
-		f, err = b.Update(ctx, seg, &target.UpdateOp{Table: tab, N: 3, Keys: key(6, 7, 8), Set: set([]int{4}, []string{"s"}, []string{"s"}, []string{"s"}),
-			Same: set([]int{2, 3}, []string{"0", "0.6"}, []string{"0", "0.7"}, []string{"2", "0.80000000000000004"})})
+		f, err = b.Update(ctx, seg, &target.UpdateOp{
+			Table: tab, N: 3, Keys: key(6, 7, 8), Set: set([]int{4}, []string{"s"}, []string{"s"}, []string{"s"}),
+			Same: set([]int{2, 3}, []string{"0", "0.6"}, []string{"0", "0.7"}, []string{"2", "0.80000000000000004"}),
+		})
 		note("update same", f, err)
 		f, err = b.Update(ctx, seg, &target.UpdateOp{Table: tab, N: 1, Keys: key(20), Set: set([]int{4}, []string{"s"}), Same: set([]int{2}, []string{"7"})})
 		note("update same none", f, err)
@@ -195,8 +199,10 @@ func shapes(t *testing.T, tg *Target, tab *target.Table) string {
 		left(b)
 	})
 	inBatch(t, tg, func(b *backend) {
-		n, err := b.Copy(ctx, seg, &target.CopyOp{Table: tab, Cols: []int{0, 1, 2, 3, 4}, Rows: 5,
-			Data: []byte("500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n\\N\t\\N\t\\N\t\\N\t\\N\n\\N\t\\N\t\\N\t\\N\t\\N\n")})
+		n, err := b.Copy(ctx, seg, &target.CopyOp{
+			Table: tab, Cols: []int{0, 1, 2, 3, 4}, Rows: 5,
+			Data: []byte("500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n\\N\t\\N\t\\N\t\\N\t\\N\n\\N\t\\N\t\\N\t\\N\t\\N\n"),
+		})
 		note("copy", target.Found{Rows: n}, err)
 		all := []int{0, 1, 2, 3, 4}
 		f, err := b.DeleteImages(ctx, seg, &target.ImageOp{Table: tab, N: 4, Count: []int64{2, 1, 3, 1}, Ordinals: true, Image: set(all,

@@ -37,7 +37,7 @@ func BenchmarkRatios(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close(testCtx(b))
+	defer func() { _ = conn.Close(testCtx(b)) }()
 	text, stamp := strings.Repeat("y", 100), "2024-02-03 04:05:06.789+00"
 	next := 5_000_000
 	plainCopy := func(rows int) func() {

@@ -148,8 +148,10 @@ func readTables(ctx context.Context, s *server, names []target.Name) (*tables, e
 	var oids []string
 	policies := map[uint32][4]string{}
 	for _, r := range rows {
-		f := &tableFacts{Table: &target.Table{Schema: string(r[0]), Name: string(r[1])}, oid: pgside.OID(r[2]),
-			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]), firing: string(r[8])}
+		f := &tableFacts{
+			Table: &target.Table{Schema: string(r[0]), Name: string(r[1])}, oid: pgside.OID(r[2]),
+			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]), firing: string(r[8]),
+		}
 		if string(r[7]) != "t" {
 			f.missing = append(f.missing, "USAGE on schema "+f.Schema)
 		}
@@ -364,8 +366,10 @@ func readPolicies(ctx context.Context, s *server, ts *tables, attrs map[attrKey]
 				return stop(opCatalogue, "Check the table with gpcheckcat", "the distribution policy of table %s names an operator class that does not exist", f.Table)
 			}
 			f.customClass = f.customClass || class[1] != "pg_catalog"
-			f.Policy.Columns = append(f.Policy.Columns, router.Column{Name: f.Columns[c].Name, Type: f.Columns[c].Type,
-				Opclass: class[0], Nondeterministic: f.Columns[c].Nondeterministic})
+			f.Policy.Columns = append(f.Policy.Columns, router.Column{
+				Name: f.Columns[c].Name, Type: f.Columns[c].Type,
+				Opclass: class[0], Nondeterministic: f.Columns[c].Nondeterministic,
+			})
 		}
 	}
 	return nil

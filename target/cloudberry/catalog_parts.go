@@ -183,10 +183,12 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 // addUnique adds a row of readIndexes to the table's unique indexes.
 func (f *tableFacts) addUnique(r [][]byte, rel uint32, fields []string, column func(string) (int, bool)) {
 	columnsOnly := string(r[6]) == "t"
-	u := target.Unique{Name: string(r[2]), Primary: string(r[3]) == "t" && rel == f.oid,
+	u := target.Unique{
+		Name: string(r[2]), Primary: string(r[3]) == "t" && rel == f.oid,
 		Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
 		// An index of one partition does not make a row of the root unique.
-		Plain: columnsOnly && rel == f.oid}
+		Plain: columnsOnly && rel == f.oid,
+	}
 	reads := map[int]bool{}
 	for _, n := range fields {
 		if i, ok := column(n); ok { // 0 stands for an expression

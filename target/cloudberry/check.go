@@ -157,6 +157,12 @@ func (t *Target) checkTable(f *tableFacts) []error {
 		}
 		errs = append(errs, tableProblem(f, hint, "role %s lacks %s", t.srv.facts.role, strings.Join(f.missing, ", ")))
 	}
+	for _, u := range f.Uniques {
+		if u.Deferrable {
+			errs = append(errs, tableProblem(f, "Create it NOT DEFERRABLE on the target: rows that swap unique values are written so that it holds at every moment",
+				"constraint %s is deferrable, and the server does not check such a constraint where triggers are silenced", strconv.Quote(u.Name)))
+		}
+	}
 	if f.rowSecurity {
 		errs = append(errs, tableProblem(f, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
 			"row security hides rows from role %s", t.srv.facts.role))

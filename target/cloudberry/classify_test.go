@@ -32,8 +32,10 @@ func TestClassify(t *testing.T) {
 
 // Row values never reach an error's text.
 func TestErrorsShowNoValues(t *testing.T) {
-	err := dataFault(&pgconn.PgError{Code: "22P02", Message: `invalid input syntax for integer: "hun"ter2"  (seg1 10.0.0.1:6001 pid=5)`,
-		Detail: "hunter2", Where: `COPY t, line 7, column a: "hunter2, line 9"`})
+	err := dataFault(&pgconn.PgError{
+		Code: "22P02", Message: `invalid input syntax for integer: "hun"ter2"  (seg1 10.0.0.1:6001 pid=5)`,
+		Detail: "hunter2", Where: `COPY t, line 7, column a: "hunter2, line 9"`,
+	})
 	var de *target.DataError
 	if !errors.As(err, &de) || de.Row != 6 || de.Duplicate {
 		t.Fatalf("%#v", err)

@@ -114,7 +114,7 @@ func TestFaultPoints(t *testing.T) {
 	tab := w.table("t", []string{"id"}, "id bigint", "a integer")
 	src := conformance.NewSource(3, tab)
 	tg := w.start(src, tab)
-	defer faultinject.Arm("")
+	defer func() { _ = faultinject.Arm("") }()
 	for i, point := range []string{"cloudberry.before_begin", "cloudberry.before_commit", "cloudberry.after_commit"} {
 		src.Insert(tab, conformance.V(num(i), "1"))
 		src.Commit()
@@ -207,7 +207,7 @@ func TestLocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close(testCtx(t))
+	defer func() { _ = other.Close(testCtx(t)) }()
 	hold := func(sql string) {
 		t.Helper()
 		if err := other.Exec(testCtx(t), "BEGIN; "+strings.ReplaceAll(sql, "$S", w.schema)).Close(); err != nil {

@@ -2,7 +2,6 @@ package cloudberry
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -288,8 +287,8 @@ func (im *images) deleteAddresses(ctx context.Context, rel string, a addresses) 
 			}
 		}
 		im.planFor(planMode{hashed: true})
-		fmt.Fprintf(q, "DELETE FROM %s AS t USING (SELECT u.seg::integer AS seg, u.tid::tid AS tid FROM unnest(%s, %s) u(seg, tid)) x WHERE t.gp_segment_id = x.seg AND t.ctid = x.tid",
-			leaf.name, q.vec(&seg), q.vec(&tid))
+		q.WriteString("DELETE FROM " + leaf.name + " AS t USING (SELECT u.seg::integer AS seg, u.tid::tid AS tid FROM unnest(" +
+			q.vec(&seg) + ", " + q.vec(&tid) + ") u(seg, tid)) x WHERE t.gp_segment_id = x.seg AND t.ctid = x.tid")
 	} else {
 		im.planFor(planMode{})
 		q.WriteString("DELETE FROM ONLY " + leaf.name + " AS t WHERE ")
@@ -301,7 +300,7 @@ func (im *images) deleteAddresses(ctx context.Context, rel string, a addresses) 
 			if i > 0 {
 				q.WriteString(" OR ")
 			}
-			fmt.Fprintf(q, "(t.gp_segment_id = %s AND t.ctid = ANY (%s::tid[]))", s, q.vec(&tid))
+			q.WriteString("(t.gp_segment_id = " + s + " AND t.ctid = ANY (" + q.vec(&tid) + "::tid[]))")
 		}
 	}
 	res, err := im.one(ctx, q)

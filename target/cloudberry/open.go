@@ -71,11 +71,15 @@ func (t *Target) Open(ctx context.Context) (st target.State, err error) {
 	if err := t.readCatalogue(ctx); err != nil {
 		return st, err
 	}
-	st = target.State{Initialized: row.initialized, Epoch: row.epoch, Batch: row.decided.batch,
-		Positions: slices.Clone(row.positions), Dedup: rows.dedup}
+	st = target.State{
+		Initialized: row.initialized, Epoch: row.epoch, Batch: row.decided.batch,
+		Positions: slices.Clone(row.positions), Dedup: rows.dedup,
+	}
 	for _, r := range rows.streams {
-		st.Streams = append(st.Streams, target.StreamIdentity{Content: dtx.Content(pgside.Atoi(r[0])),
-			SystemID: string(r[1]), Slot: string(r[2]), Timeline: int32(pgside.Atoi(r[3]))})
+		st.Streams = append(st.Streams, target.StreamIdentity{
+			Content:  dtx.Content(pgside.Atoi(r[0])),
+			SystemID: string(r[1]), Slot: string(r[2]), Timeline: int32(pgside.Atoi(r[3])),
+		})
 	}
 	t.opened(row)
 	return st, nil

@@ -116,8 +116,12 @@ func (o *Options) Validate() error {
 		name string
 		d    time.Duration
 	}{
-		{"lock wait", o.LockWait}, {"open timeout", o.OpenTimeout}, {"decide timeout", o.DecideTimeout},
-		{"statement timeout", o.StatementTimeout}, {"lock timeout", o.LockTimeout}, {"idle timeout", o.IdleTimeout},
+		{"lock wait", o.LockWait},
+		{"open timeout", o.OpenTimeout},
+		{"decide timeout", o.DecideTimeout},
+		{"statement timeout", o.StatementTimeout},
+		{"lock timeout", o.LockTimeout},
+		{"idle timeout", o.IdleTimeout},
 	} {
 		if d.d < time.Millisecond {
 			errs = append(errs, fmt.Errorf("%s is %s, want at least 1ms", d.name, d.d))

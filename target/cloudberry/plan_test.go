@@ -151,8 +151,10 @@ func TestPruning(t *testing.T) {
 	}
 	fb := tg.tables.byName[target.Name{Schema: w.schema, Table: "bare"}]
 	inBatch(t, tg, func(b *backend) {
-		found, err := b.DeleteImages(testCtx(t), target.ServerPlaced, &target.ImageOp{Table: fb.Table, N: 2, Count: []int64{1, 1},
-			Image: set([]int{0, 1}, []string{"3", "2020-01-04"}, []string{"4", "2020-01-05"})})
+		found, err := b.DeleteImages(testCtx(t), target.ServerPlaced, &target.ImageOp{
+			Table: fb.Table, N: 2, Count: []int64{1, 1},
+			Image: set([]int{0, 1}, []string{"3", "2020-01-04"}, []string{"4", "2020-01-05"}),
+		})
 		if err != nil || found.Rows != 2 {
 			t.Fatalf("%d rows, %v", found.Rows, err)
 		}

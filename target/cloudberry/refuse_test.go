@@ -17,7 +17,8 @@ func TestRefusedTables(t *testing.T) {
 		CREATE VIEW $S.looks AS SELECT * FROM $S.base;
 		CREATE EXTERNAL WEB TABLE $S.ext (id bigint, a integer) EXECUTE 'echo 1' ON ALL FORMAT 'TEXT'`)
 	var tables []*conformance.Table
-	for _, n := range []string{"looks", "ext", "absent"} {
+	w.exec("CREATE TABLE $S.later (id bigint PRIMARY KEY DEFERRABLE, a integer) DISTRIBUTED BY (id)")
+	for _, n := range []string{"looks", "ext", "absent", "later"} {
 		tables = append(tables, w.table(n, []string{"id"}, "id bigint", "a integer"))
 	}
 	w.opts.Tables = sources(tables)
@@ -26,7 +27,7 @@ func TestRefusedTables(t *testing.T) {
 	}
 	_, err := w.target().Open(testCtx(t))
 	wantError(t, err, dtx.ClassStop, w.schema+".looks", "it is a view", w.schema+".ext", "external table",
-		w.schema+".absent", "3 problems")
+		w.schema+".absent", w.schema+".later", "is deferrable", "4 problems")
 }
 
 // What differs from the source's columns is refused, and so is a type that would
@@ -68,7 +69,7 @@ func TestRefusedServers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer tg.Close()
+		defer func() { _ = tg.Close() }()
 		_, err = tg.Open(testCtx(t))
 		return err
 	}
@@ -99,7 +100,7 @@ func TestRefusedPostgreSQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tg.Close()
+	defer func() { _ = tg.Close() }()
 	_, err = tg.Open(testCtx(t))
 	wantError(t, err, dtx.ClassStop, "is not a Cloudberry or Greenplum server", "target.kind")
 }

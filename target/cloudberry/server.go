@@ -173,17 +173,31 @@ func (s *server) probe(ctx context.Context) error {
 var needed = [][2]string{
 	// Every value is written and compared as the source printed it, whatever the
 	// server, the role or the environment defaults to.
-	{"datestyle", "ISO, YMD"}, {"intervalstyle", "postgres"}, {"bytea_output", "hex"}, {"extra_float_digits", "3"},
-	{"xmloption", "content"}, {"search_path", "pg_catalog"}, {"timezone", "UTC"}, {"standard_conforming_strings", "on"},
-	{"default_transaction_isolation", "read committed"}, {"default_transaction_read_only", "off"},
+	{"datestyle", "ISO, YMD"},
+	{"intervalstyle", "postgres"},
+	{"bytea_output", "hex"},
+	{"extra_float_digits", "3"},
+	{"xmloption", "content"},
+	{"search_path", "pg_catalog"},
+	{"timezone", "UTC"},
+	{"standard_conforming_strings", "on"},
+	{"default_transaction_isolation", "read committed"},
+	{"default_transaction_read_only", "off"},
 	{"client_min_messages", "error"},
-	{"tcp_keepalives_idle", "10"}, {"tcp_keepalives_interval", "5"}, {"tcp_keepalives_count", "4"},
+	{"tcp_keepalives_idle", "10"},
+	{"tcp_keepalives_interval", "5"},
+	{"tcp_keepalives_count", "4"},
 	// The planner, for statements that touch some rows of large tables: nested
 	// loops over an index of the table. The server's own defaults (no nested loops,
 	// random pages at 100) scan the whole table for ten rows. Statistics can be
 	// missing or old, so scans are off where there is an index at all.
-	{"enable_nestloop", "on"}, {"random_page_cost", "1"}, {"enable_seqscan", "off"},
-	{"enable_hashjoin", "on"}, {"enable_mergejoin", "off"}, {"enable_indexscan", "on"}, {"enable_bitmapscan", "on"},
+	{"enable_nestloop", "on"},
+	{"random_page_cost", "1"},
+	{"enable_seqscan", "off"},
+	{"enable_hashjoin", "on"},
+	{"enable_mergejoin", "off"},
+	{"enable_indexscan", "on"},
+	{"enable_bitmapscan", "on"},
 }
 
 // wanted are made where the server has them and the role may.
@@ -195,8 +209,11 @@ var wanted = [][2]string{
 	{"gp_enable_predicate_propagation", "off"},
 	{"row_security", "off"},
 	{"jit", "off"},
-	{"max_parallel_workers_per_gather", "0"}, {"enable_parallel", "off"},
-	{"tcp_user_timeout", "30000"}, {"idle_session_timeout", "0"}, {"transaction_timeout", "0"},
+	{"max_parallel_workers_per_gather", "0"},
+	{"enable_parallel", "off"},
+	{"tcp_user_timeout", "30000"},
+	{"idle_session_timeout", "0"},
+	{"transaction_timeout", "0"},
 	{"client_connection_check_interval", "5s"},
 }
 

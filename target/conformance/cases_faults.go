@@ -89,8 +89,10 @@ func testConflictLog(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Heap, AORow) {
 		t.Run(string(s), func(t *testing.T) {
 			tab := onStorage(intKey("log"), s)
-			two := onStorage(&Table{Name: "log2", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "numeric"}},
-				Key: []string{"id"}, Unique: [][]string{{"id", "u"}}, Dist: []string{"id"}}, s)
+			two := onStorage(&Table{
+				Name: "log2", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "numeric"}},
+				Key: []string{"id"}, Unique: [][]string{{"id", "u"}}, Dist: []string{"id"},
+			}, s)
 			kl := keyless("log_kl", s, router.Hash)
 			w := newWorld(t, f, target.ConflictLog, tab, two, kl)
 			for i := range 100 {
@@ -298,8 +300,10 @@ func testState(t *testing.T, f Fixture) {
 	for name, b := range map[string]*dtx.Batch{
 		"a number left out": {Seq: want.Batch + 2},
 		"the last again":    {Seq: want.Batch},
-		"a stream moves back": {Seq: want.Batch + 1,
-			Positions: []dtx.Position{{Content: 1, LSN: 5}}},
+		"a stream moves back": {
+			Seq:       want.Batch + 1,
+			Positions: []dtx.Position{{Content: 1, LSN: 5}},
+		},
 		"an unknown stream": {Seq: want.Batch + 1, Positions: []dtx.Position{{Content: 17, LSN: 5}}},
 	} {
 		if _, err := w.tg.Apply(testCtx(t), b, w.src); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
@@ -315,7 +319,7 @@ func testLock(t *testing.T, f Fixture) {
 	w.src.Insert(w.tables[0], V("1", "1", "b"))
 	w.commit()
 	rival := f.Target(t, w.opts)
-	defer rival.Close()
+	defer func() { _ = rival.Close() }()
 	_, err := rival.Open(testCtx(t))
 	wantError(t, err, dtx.ClassStop, "another daemon", w.opts.Subscription)
 	w.src.Insert(w.tables[0], V("2", "1", "b"))
@@ -337,7 +341,7 @@ func testFencing(t *testing.T, f Fixture) {
 	}
 	w.commit()
 	rival := f.Target(t, w.opts)
-	defer rival.Close()
+	defer func() { _ = rival.Close() }()
 	f.Sever(t, w.opts.Subscription)
 	if _, err := openUntil(t, rival); err != nil {
 		t.Fatalf("open of the rival: %v", err)

@@ -19,8 +19,10 @@ func testKeyed(t *testing.T, f Fixture) {
 		for _, kind := range []router.PolicyKind{router.Hash, router.Random, router.Replicated} {
 			t.Run(fmt.Sprintf("%s/%d", s, kind), func(t *testing.T) {
 				one := onStorage(intKey("one"), s)
-				two := onStorage(&Table{Name: "two", Columns: []Column{{Name: "k", Type: "text"}, {Name: "d", Type: "date"}, {Name: "v", Type: "text"}},
-					Key: []string{"k", "d"}, Dist: []string{"k"}}, s)
+				two := onStorage(&Table{
+					Name: "two", Columns: []Column{{Name: "k", Type: "text"}, {Name: "d", Type: "date"}, {Name: "v", Type: "text"}},
+					Key: []string{"k", "d"}, Dist: []string{"k"},
+				}, s)
 				for _, tab := range []*Table{one, two} {
 					tab.Kind = kind
 					if kind != router.Hash {
@@ -73,8 +75,10 @@ func testKeyMoves(t *testing.T, f Fixture) {
 		t.Run(string(s), func(t *testing.T) {
 			tab := onStorage(intKey("moves"), s)
 			// Distributed by a column outside the source's key, which updates change.
-			far := onStorage(&Table{Name: "far", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "a", Type: "integer"}, {Name: "b", Type: "text"}},
-				Key: []string{"id"}, Dist: []string{"a"}}, s)
+			far := onStorage(&Table{
+				Name: "far", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "a", Type: "integer"}, {Name: "b", Type: "text"}},
+				Key: []string{"id"}, Dist: []string{"a"},
+			}, s)
 			far.NoTargetKey, far.Index = true, "id"
 			w := newWorld(t, f, target.ConflictStop, tab, far)
 			for i := range 60 {
@@ -110,10 +114,14 @@ func testKeyMoves(t *testing.T, f Fixture) {
 }
 
 func testSecondaryUnique(t *testing.T, f Fixture) {
-	tab := &Table{Name: "uniq", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "integer"}, {Name: "b", Type: "text"}},
-		Key: []string{"id"}, Unique: [][]string{{"id", "u"}}, Dist: []string{"id"}}
-	rep := &Table{Name: "uniqrep", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "integer"}, {Name: "b", Type: "text"}},
-		Key: []string{"id"}, Unique: [][]string{{"u"}}, Kind: router.Replicated}
+	tab := &Table{
+		Name: "uniq", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "integer"}, {Name: "b", Type: "text"}},
+		Key: []string{"id"}, Unique: [][]string{{"id", "u"}}, Dist: []string{"id"},
+	}
+	rep := &Table{
+		Name: "uniqrep", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "u", Type: "integer"}, {Name: "b", Type: "text"}},
+		Key: []string{"id"}, Unique: [][]string{{"u"}}, Kind: router.Replicated,
+	}
 	w := newWorld(t, f, target.ConflictStop, tab, rep)
 	for i := range 30 {
 		w.src.Insert(tab, V(strconv.Itoa(i), strconv.Itoa(i), "b"))
@@ -139,10 +147,16 @@ func large(i int) string { return strings.Repeat(fmt.Sprintf("%08d", i), 500) }
 func testToast(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Heap, AORow, AOColumn) {
 		t.Run(string(s), func(t *testing.T) {
-			tab := onStorage(&Table{Name: "toast", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "a", Type: "integer"},
-				{Name: "big", Type: "text"}, {Name: "big2", Type: "text"}}, Key: []string{"id"}, Dist: []string{"id"}}, s)
-			full := onStorage(&Table{Name: "toastfull", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "big", Type: "text"}, {Name: "n", Type: "integer"}},
-				Key: []string{"id"}, Dist: []string{"id"}, Identity: pgoutput.IdentityFull}, s)
+			tab := onStorage(&Table{Name: "toast", Columns: []Column{
+				{Name: "id", Type: "bigint"},
+				{Name: "a", Type: "integer"},
+				{Name: "big", Type: "text"},
+				{Name: "big2", Type: "text"},
+			}, Key: []string{"id"}, Dist: []string{"id"}}, s)
+			full := onStorage(&Table{
+				Name: "toastfull", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "big", Type: "text"}, {Name: "n", Type: "integer"}},
+				Key: []string{"id"}, Dist: []string{"id"}, Identity: pgoutput.IdentityFull,
+			}, s)
 			w := newWorld(t, f, target.ConflictStop, tab, full)
 			for i := range 40 {
 				w.src.Insert(tab, V(strconv.Itoa(i), "0", large(i), large(i+1)))
@@ -180,9 +194,15 @@ func testToast(t *testing.T, f Fixture) {
 func testTargetOnly(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Heap, AORow) {
 		t.Run(string(s), func(t *testing.T) {
-			tab := onStorage(&Table{Name: "extra", Columns: []Column{{Name: "note", Type: "text", TargetOnly: true, Default: "'none'"},
-				{Name: "b", Type: "text"}, {Name: "id", Type: "bigint"}, {Name: "n", Type: "integer", TargetOnly: true, NotNull: true, Default: "7"}},
-				Key: []string{"id"}, Dist: []string{"id"}}, s)
+			tab := onStorage(&Table{
+				Name: "extra", Columns: []Column{
+					{Name: "note", Type: "text", TargetOnly: true, Default: "'none'"},
+					{Name: "b", Type: "text"},
+					{Name: "id", Type: "bigint"},
+					{Name: "n", Type: "integer", TargetOnly: true, NotNull: true, Default: "7"},
+				},
+				Key: []string{"id"}, Dist: []string{"id"},
+			}, s)
 			w := newWorld(t, f, target.ConflictStop, tab)
 			for i := range 20 {
 				w.src.Insert(tab, V("b"+strconv.Itoa(i), strconv.Itoa(i)))

@@ -13,8 +13,12 @@ import (
 )
 
 func keyless(name string, s Storage, kind router.PolicyKind) *Table {
-	tab := &Table{Name: name, Columns: []Column{{Name: "a", Type: "integer"}, {Name: "b", Type: "text"}, {Name: "n", Type: "numeric"},
-		{Name: "j", Type: "json"}}, Identity: pgoutput.IdentityFull, Storage: s, Kind: kind}
+	tab := &Table{Name: name, Columns: []Column{
+		{Name: "a", Type: "integer"},
+		{Name: "b", Type: "text"},
+		{Name: "n", Type: "numeric"},
+		{Name: "j", Type: "json"},
+	}, Identity: pgoutput.IdentityFull, Storage: s, Kind: kind}
 	if kind == router.Hash {
 		tab.Dist = []string{"a"}
 	}
@@ -32,8 +36,10 @@ func testKeyless(t *testing.T, f Fixture) {
 					tab := keyless("kl", s, kind)
 					tab.Index = index
 					// Nothing in it can be hashed or compared by an operator.
-					odd := &Table{Name: "odd", Columns: []Column{{Name: "p", Type: "point"}, {Name: "j", Type: "json"}},
-						Identity: pgoutput.IdentityFull, Storage: s, Kind: kind}
+					odd := &Table{
+						Name: "odd", Columns: []Column{{Name: "p", Type: "point"}, {Name: "j", Type: "json"}},
+						Identity: pgoutput.IdentityFull, Storage: s, Kind: kind,
+					}
 					if kind == router.Hash {
 						odd.Kind = router.Random
 					}
@@ -115,8 +121,10 @@ func testTruncate(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Heap, AORow) {
 		t.Run(string(s), func(t *testing.T) {
 			a, b := onStorage(intKey("trunc_a"), s), onStorage(intKey("trunc_b"), s)
-			seq := onStorage(&Table{Name: "trunc_seq", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "n", Type: "serial", TargetOnly: true}},
-				Key: []string{"id"}, Dist: []string{"id"}}, s)
+			seq := onStorage(&Table{
+				Name: "trunc_seq", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "n", Type: "serial", TargetOnly: true}},
+				Key: []string{"id"}, Dist: []string{"id"},
+			}, s)
 			w := newWorld(t, f, target.ConflictStop, a, b, seq)
 			fill := func(from, to int) {
 				for i := from; i < to; i++ {
@@ -157,8 +165,10 @@ func testTruncate(t *testing.T, f Fixture) {
 func testPartitions(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Partition, Mixed) {
 		t.Run(string(s), func(t *testing.T) {
-			tab := &Table{Name: "parts", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "d", Type: "integer"}, {Name: "b", Type: "text"}},
-				Key: []string{"id", "d"}, Dist: []string{"id"}, Storage: s, PartitionBy: "d"}
+			tab := &Table{
+				Name: "parts", Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "d", Type: "integer"}, {Name: "b", Type: "text"}},
+				Key: []string{"id", "d"}, Dist: []string{"id"}, Storage: s, PartitionBy: "d",
+			}
 			if s == Mixed {
 				tab.NoTargetKey, tab.Index = true, "id"
 			}
@@ -205,27 +215,43 @@ type valueType struct {
 func testValues(t *testing.T, f Fixture) {
 	types := []valueType{
 		{"boolean", []string{"t", "f"}},
-		{"smallint", []string{"-32768", "32767"}}, {"integer", []string{"-2147483648", "0"}}, {"bigint", []string{"9223372036854775807"}},
+		{"smallint", []string{"-32768", "32767"}},
+		{"integer", []string{"-2147483648", "0"}},
+		{"bigint", []string{"9223372036854775807"}},
 		{"numeric", []string{"NaN", "0.00", "1000", "123456789012345678901234567890.123456789"}},
-		{"real", []string{"Infinity", "1.5", "-0.25"}}, {"double precision", []string{"NaN", "-Infinity", "0.5"}},
+		{"real", []string{"Infinity", "1.5", "-0.25"}},
+		{"double precision", []string{"NaN", "-Infinity", "0.5"}},
 		{"text", []string{"", `\.`, `\N`[:1] + "n", "a\tb\nc\rd\\e", `"quoted" 'text'`, "{},", "Grüße €", strings.Repeat("long ", 30000)}},
-		{"character varying", []string{"", "v"}}, {"character(3)", []string{"x  ", "äöü"}},
+		{"character varying", []string{"", "v"}},
+		{"character(3)", []string{"x  ", "äöü"}},
 		{"bytea", []string{`\x`, `\x00ff5c0a`}},
-		{"date", []string{"infinity", "2020-02-29", "0044-03-15 BC"}}, {"time without time zone", []string{"23:59:59.999999", "24:00:00"}},
+		{"date", []string{"infinity", "2020-02-29", "0044-03-15 BC"}},
+		{"time without time zone", []string{"23:59:59.999999", "24:00:00"}},
 		{"time with time zone", []string{"12:00:00+05:30"}},
 		{"timestamp without time zone", []string{"-infinity", "2020-02-29 12:00:00.000001"}},
 		{"timestamp with time zone", []string{"2020-02-29 12:00:00+00", "infinity"}},
 		{"interval", []string{"1 year 2 mons -3 days +04:05:06.7", "-00:00:01"}},
 		{"uuid", []string{"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"}},
-		{"inet", []string{"192.168.0.1/24", "10.0.0.1", "::1"}}, {"cidr", []string{"10.0.0.0/8"}}, {"macaddr", []string{"08:00:2b:01:02:03"}},
-		{"json", []string{`{"a": [1, null, "\t\u20ac"]}`}}, {"jsonb", []string{`{"a": [1, null, "€"]}`, `"\\"`}},
+		{"inet", []string{"192.168.0.1/24", "10.0.0.1", "::1"}},
+		{"cidr", []string{"10.0.0.0/8"}},
+		{"macaddr", []string{"08:00:2b:01:02:03"}},
+		{"json", []string{`{"a": [1, null, "\t\u20ac"]}`}},
+		{"jsonb", []string{`{"a": [1, null, "€"]}`, `"\\"`}},
 		{"xml", []string{"<a>b &amp; c</a>"}},
 		{"bit varying", []string{"", "10110"}},
-		{"integer[]", []string{"{}", "{1,NULL,3}", "{{1,2},{3,4}}", "[0:1]={5,6}"}}, {"text[]", []string{`{"a,b",NULL,"NULL","\"q\"","back\\slash",""}`}},
-		{"point", []string{"(1.5,-2)"}}, {"box", []string{"(3,4),(1,2)"}}, {"circle", []string{"<(1,2),3>"}},
-		{"int4range", []string{"[1,10)", "empty", "(,5)"}}, {"tsrange", []string{`["2020-01-01 00:00:00",infinity]`}},
-		{"tsvector", []string{"'cat':3 'fat':2"}}, {"tsquery", []string{"'fat' & 'cat'"}}, {"money", []string{"-$1.00"}},
-		{"oid", []string{"4294967295"}}, {"name", []string{"a name"}}, {`"char"`, []string{"c"}},
+		{"integer[]", []string{"{}", "{1,NULL,3}", "{{1,2},{3,4}}", "[0:1]={5,6}"}},
+		{"text[]", []string{`{"a,b",NULL,"NULL","\"q\"","back\\slash",""}`}},
+		{"point", []string{"(1.5,-2)"}},
+		{"box", []string{"(3,4),(1,2)"}},
+		{"circle", []string{"<(1,2),3>"}},
+		{"int4range", []string{"[1,10)", "empty", "(,5)"}},
+		{"tsrange", []string{`["2020-01-01 00:00:00",infinity]`}},
+		{"tsvector", []string{"'cat':3 'fat':2"}},
+		{"tsquery", []string{"'fat' & 'cat'"}},
+		{"money", []string{"-$1.00"}},
+		{"oid", []string{"4294967295"}},
+		{"name", []string{"a name"}},
+		{`"char"`, []string{"c"}},
 	}
 	tab := &Table{Name: "vals", Columns: []Column{{Name: "id", Type: "bigint"}}, Key: []string{"id"}, Dist: []string{"id"}}
 	kl := &Table{Name: "vals_kl", Columns: []Column{{Name: "id", Type: "bigint"}}, Dist: []string{"id"}, Identity: pgoutput.IdentityFull}
@@ -285,10 +311,16 @@ func testValues(t *testing.T, f Fixture) {
 func testNames(t *testing.T, f Fixture) {
 	for _, s := range storages(f, Heap, AORow) {
 		t.Run(string(s), func(t *testing.T) {
-			tab := onStorage(&Table{Name: `Odd "name" $1`, Columns: []Column{{Name: "select", Type: "text"}, {Name: "größe", Type: "integer"},
-				{Name: `I"d`, Type: "bigint"}, {Name: "$1", Type: "text"}}, Key: []string{`I"d`}, Dist: []string{`I"d`}}, s)
-			kl := &Table{Name: "KL'", Columns: []Column{{Name: "A b", Type: "text"}, {Name: "v", Type: "integer"}}, Dist: []string{"A b"},
-				Identity: pgoutput.IdentityFull, Storage: s}
+			tab := onStorage(&Table{Name: `Odd "name" $1`, Columns: []Column{
+				{Name: "select", Type: "text"},
+				{Name: "größe", Type: "integer"},
+				{Name: `I"d`, Type: "bigint"},
+				{Name: "$1", Type: "text"},
+			}, Key: []string{`I"d`}, Dist: []string{`I"d`}}, s)
+			kl := &Table{
+				Name: "KL'", Columns: []Column{{Name: "A b", Type: "text"}, {Name: "v", Type: "integer"}}, Dist: []string{"A b"},
+				Identity: pgoutput.IdentityFull, Storage: s,
+			}
 			w := newWorld(t, f, target.ConflictStop, tab, kl)
 			for i := range 10 {
 				w.src.Insert(tab, V("s"+strconv.Itoa(i), "1", strconv.Itoa(i), "x"))

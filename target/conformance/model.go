@@ -65,8 +65,10 @@ type part struct {
 
 // NewSource returns a source of n contents with empty tables.
 func NewSource(contents int, tables ...*Table) *Source {
-	s := &Source{contents: contents, gxid: 100, lsn: 0x1000, open: map[int]*part{}, moved: map[dtx.Content]dtx.LSN{},
-		spooled: map[dtx.SpoolID][][]byte{}}
+	s := &Source{
+		contents: contents, gxid: 100, lsn: 0x1000, open: map[int]*part{}, moved: map[dtx.Content]dtx.LSN{},
+		spooled: map[dtx.SpoolID][][]byte{},
+	}
 	for i, t := range tables {
 		s.tables = append(s.tables, &tableState{t: t, rel: t.relation(uint32(5000 + i))})
 	}
@@ -268,8 +270,10 @@ func (s *Source) Commit() dtx.GXID {
 		s.lsn += 0x100
 		id := dtx.SpoolID(len(s.spooled) + 1)
 		s.spooled[id] = p.msgs
-		step.Parts = append(step.Parts, dtx.Part{GXID: s.gxid, Kind: dtx.TwoPhase, Content: dtx.Content(c), EndLSN: s.lsn,
-			Rows: p.rows, Barrier: s.barrier, Spool: id, Lowest: lowest})
+		step.Parts = append(step.Parts, dtx.Part{
+			GXID: s.gxid, Kind: dtx.TwoPhase, Content: dtx.Content(c), EndLSN: s.lsn,
+			Rows: p.rows, Barrier: s.barrier, Spool: id, Lowest: lowest,
+		})
 		s.moved[dtx.Content(c)] = s.lsn
 		lowest = false
 	}

@@ -87,8 +87,10 @@ func (s *stock) Create(t testing.TB, tab *conformance.Table) {
 }
 
 func (s *stock) Target(t testing.TB, o conformance.TargetOptions) target.Target {
-	opts := shards.Options{Subscription: o.Subscription, Coordinator: s.cluster.DSN(), Shards: s.cluster.SegmentDSNs(),
-		Tables: o.Tables, Engine: o.Engine, LockWait: 300 * 1e6}
+	opts := shards.Options{
+		Subscription: o.Subscription, Coordinator: s.cluster.DSN(), Shards: s.cluster.SegmentDSNs(),
+		Tables: o.Tables, Engine: o.Engine, LockWait: 300 * 1e6,
+	}
 	if err := shards.Prepare(context.Background(), opts); err != nil {
 		t.Fatalf("prepare: %v", err)
 	}

@@ -58,7 +58,6 @@ type Table struct {
 	Index       string
 
 	schema string
-	rel    *pgoutput.Relation
 }
 
 // Published lists the columns that the source sends.
@@ -126,8 +125,10 @@ func (t *Table) Source() source.Table {
 			typ.Name = c.Type
 		}
 		key := slices.Contains(t.Key, c.Name)
-		s.Columns = append(s.Columns, source.Column{Name: c.Name, TypeOID: typ.OID, TypeName: typ.Name,
-			Key: key && t.Identity == pgoutput.IdentityDefault, PrimaryKey: key})
+		s.Columns = append(s.Columns, source.Column{
+			Name: c.Name, TypeOID: typ.OID, TypeName: typ.Name,
+			Key: key && t.Identity == pgoutput.IdentityDefault, PrimaryKey: key,
+		})
 	}
 	return s
 }

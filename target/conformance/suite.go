@@ -23,12 +23,24 @@ func Run(t *testing.T, f Fixture) {
 		name string
 		run  func(t *testing.T, f Fixture)
 	}{
-		{"Keyed", testKeyed}, {"KeyMoves", testKeyMoves}, {"SecondaryUnique", testSecondaryUnique},
-		{"Toast", testToast}, {"TargetOnlyColumns", testTargetOnly}, {"Keyless", testKeyless},
-		{"Replicated", testReplicated}, {"Truncate", testTruncate}, {"Partitions", testPartitions},
-		{"Values", testValues}, {"Names", testNames},
-		{"ConflictStop", testConflictStop}, {"ConflictLog", testConflictLog}, {"OtherErrors", testOtherErrors},
-		{"State", testState}, {"Lock", testLock}, {"Fencing", testFencing}, {"LostConnection", testLostConnection},
+		{"Keyed", testKeyed},
+		{"KeyMoves", testKeyMoves},
+		{"SecondaryUnique", testSecondaryUnique},
+		{"Toast", testToast},
+		{"TargetOnlyColumns", testTargetOnly},
+		{"Keyless", testKeyless},
+		{"Replicated", testReplicated},
+		{"Truncate", testTruncate},
+		{"Partitions", testPartitions},
+		{"Values", testValues},
+		{"Names", testNames},
+		{"ConflictStop", testConflictStop},
+		{"ConflictLog", testConflictLog},
+		{"OtherErrors", testOtherErrors},
+		{"State", testState},
+		{"Lock", testLock},
+		{"Fencing", testFencing},
+		{"LostConnection", testLostConnection},
 		{"Random", testRandom},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, f) })
@@ -260,8 +272,10 @@ func wantError(t *testing.T, err error, class dtx.Class, parts ...string) {
 // tables of the suite.
 
 func intKey(name string) *Table {
-	return &Table{Name: name, Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "a", Type: "integer"}, {Name: "b", Type: "text"}},
-		Key: []string{"id"}, Dist: []string{"id"}}
+	return &Table{
+		Name: name, Columns: []Column{{Name: "id", Type: "bigint"}, {Name: "a", Type: "integer"}, {Name: "b", Type: "text"}},
+		Key: []string{"id"}, Dist: []string{"id"},
+	}
 }
 
 // storages lists the storages that a target has among those asked for.

@@ -109,7 +109,7 @@ func exec(dsn, sql string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	for {
 		err := conn.Exec(ctx, sql).Close()
 		var pg *pgconn.PgError
@@ -137,7 +137,7 @@ func drop(dsn, db string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	if _, err := conn.PgConn().Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '"+db+"'").ReadAll(); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func TryQuery(dsn, sql string) ([][]*string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	results, err := conn.Exec(ctx, sql).ReadAll()
 	if err != nil || len(results) == 0 {
 		return nil, err

@@ -95,8 +95,10 @@ func Printed(c *target.Column, expr string) string {
 
 // floatSend are the binary output functions of types that are made of
 // floating-point numbers.
-var floatSend = map[uint32]string{700: "float4send", 701: "float8send", 600: "point_send", 601: "lseg_send", 602: "path_send",
-	603: "box_send", 604: "poly_send", 628: "line_send", 718: "circle_send"}
+var floatSend = map[uint32]string{
+	700: "float4send", 701: "float8send", 600: "point_send", 601: "lseg_send", 602: "path_send",
+	603: "box_send", 604: "poly_send", 628: "line_send", 718: "circle_send",
+}
 
 // sendFunction is the binary output function of a type that holds floating-point
 // numbers, "" for others.

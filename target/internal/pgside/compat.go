@@ -1,10 +1,9 @@
 package pgside
 
 import (
+	"slices"
 	"strconv"
 	"strings"
-
-	"slices"
 )
 
 // printedType is a type as format_type prints it, taken apart.
