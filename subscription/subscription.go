@@ -129,13 +129,20 @@ func (s *Subscription) Run(ctx context.Context) error {
 // lives runs replicate until ctx ends or a person is needed. A passing fault of
 // this machine (a full disk under the spool) begins a new life from the target's
 // record; passing faults of servers are dealt with inside one. What fails
-// before it has ever streamed is reported, not tried again.
+// before it has ever streamed is reported, not tried again. A start that is told
+// to stop has not failed.
 func (s *Subscription) lives(ctx context.Context) error {
 	pause := firstPause
+	ever := false
 	for {
 		began := s.o.Now()
 		streamed, err := s.replicate(ctx)
-		if err == nil || ctx.Err() != nil || !streamed || dtx.ClassOf(err) == dtx.ClassStop {
+		if err != nil && !streamed && ctx.Err() != nil && (errors.Is(err, context.Canceled) || dtx.ClassOf(err) == dtx.ClassRetry) {
+			s.log.Info("stopped before streaming")
+			return nil
+		}
+		ever = ever || streamed
+		if err == nil || ctx.Err() != nil || !ever || dtx.ClassOf(err) == dtx.ClassStop {
 			return err
 		}
 		if s.o.Now().Sub(began) > longestPause {

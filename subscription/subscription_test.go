@@ -177,6 +177,75 @@ func TestNewLife(t *testing.T) {
 	})
 }
 
+// A new life that cannot begin for a passing reason is tried again: it has
+// streamed before.
+func TestNewLifeFailsToBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &startup{state: target.State{Initialized: true}, passing: 1}
+		e := s.env()
+		starts := 0
+		e.source = func(context.Context) (*sourceFacts, error) {
+			if starts++; starts == 2 {
+				return nil, &dtx.Error{Op: "check source", Msg: "a server restarts", Class: dtx.ClassRetry}
+			}
+			return &sourceFacts{}, nil
+		}
+		c := startConfig(t, "")
+		c.HTTP.Listen = config.Off
+		sub, err := New(Options{Config: c, private: e})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- sub.Run(ctx) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r := sub.Report(); r.State != status.Streaming || starts != 3 {
+			t.Errorf("%d starts, status %+v", starts, r)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Being told to stop while the start is under way is no error, whatever the
+// step that it interrupts makes of it.
+func TestStopWhileStarting(t *testing.T) {
+	for name, wrap := range map[string]func(error) error{
+		"as it is": func(err error) error { return err },
+		"wrapped": func(err error) error {
+			return &dtx.Error{Op: "open target", Class: dtx.ClassRetry, Err: errors.Join(fmt.Errorf("stopped: %w", err), errors.New("gone"))}
+		},
+		"lost": func(error) error {
+			return &dtx.Error{Op: "open target", Class: dtx.ClassRetry, Msg: "the connection was lost"}
+		},
+	} {
+		s := &startup{state: target.State{Initialized: true}}
+		e := s.env()
+		reached := make(chan struct{})
+		e.source = func(ctx context.Context) (*sourceFacts, error) {
+			close(reached)
+			<-ctx.Done()
+			return nil, wrap(ctx.Err())
+		}
+		sub, err := New(Options{Config: startConfig(t, ""), private: e})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- sub.Run(ctx) }()
+		<-reached
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // With on_stop: wait a stopped subscription stays inspectable until ctx ends,
 // and Run returns its error then.
 func TestStoppedStaysInspectable(t *testing.T) {
