@@ -80,59 +80,6 @@ func (r *run) decode(t *table, dst []pgoutput.Value, tup pgoutput.Tuple) ([]pgou
 // columnName names a source column for a message.
 func (t *table) columnName(s int) string { return t.Columns[t.shape.cols[s]].Name }
 
-// segment says where a row lives on the target: a segment's index, everywhere,
-// or somewhere when a column that decides is not known.
-func (r *run) segment(t *table, vals []pgoutput.Value) (int, error) {
-	switch t.place {
-	case placeServer:
-		return 0, nil
-	case placeReplicated:
-		return everywhere, nil
-	}
-	if len(t.segs) == 1 {
-		return 0, nil
-	}
-	cols := t.shape.dist
-	if t.place == placeRandom {
-		cols = t.shape.place
-	}
-	key := r.key[:0]
-	for _, c := range cols {
-		switch vals[c].Kind {
-		case pgoutput.ValueUnchanged:
-			return somewhere, nil
-		case pgoutput.ValueNull:
-			key = append(key, nil)
-		default:
-			key = append(key, vals[c].Data)
-		}
-	}
-	r.key = key
-	return t.route(key)
-}
-
-// route finds the segment of a key's values.
-func (t *table) route(key [][]byte) (int, error) {
-	if t.place == placeRandom {
-		return int(t.router.SegmentOfIdentity(key)), nil
-	}
-	seg, err := t.router.Segment(key)
-	return int(seg), err
-}
-
-// segmentOfNew is segment for a complete row.
-func (r *run) segmentOfNew(t *table, vals []pgoutput.Value, part int32) (int, error) {
-	seg, err := r.segment(t, vals)
-	if err != nil {
-		return 0, r.at(part, err)
-	}
-	if seg == somewhere {
-		return 0, r.at(part, &dtx.Error{Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
-			Msg: "the row's segment cannot be told: a column of the distribution key was not sent and is not known"})
-	}
-	return seg, nil
-}
-
 // insert handles a new row.
 func (r *run) insert(t *table, c *pgoutput.Change) error {
 	var err error
@@ -190,10 +137,12 @@ func (r *run) addCopy(t *table, place int, cols []int, vals []pgoutput.Value, pa
 func (r *run) missingValue(t *table, vals []pgoutput.Value, part int32) error {
 	for i := range vals {
 		if vals[i].Kind == pgoutput.ValueUnchanged {
-			return r.at(part, &dtx.Error{Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
+			return r.at(part, &dtx.Error{
+				Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
 				Msg: fmt.Sprintf("an insert came without a value for column %s", t.columnName(i)),
 				Hint: "A row filter turns updates into inserts, and the server then leaves out large values that the update did not change. " +
-					"Set REPLICA IDENTITY FULL on the source table, or drop the row filter"})
+					"Set REPLICA IDENTITY FULL on the source table, or drop the row filter",
+			})
 		}
 	}
 	return nil

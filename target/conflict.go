@@ -82,9 +82,11 @@ func (r *run) diverged(t *table, sh *shape, kind conflictKind, part int32, key [
 	if cause != nil {
 		msg += ": " + cause.Error()
 	}
-	return r.at(part, &dtx.Error{Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
+	return r.at(part, &dtx.Error{
+		Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
 		Msg: msg, Err: ErrDiverged,
-		Hint: "The digest is md5 of the identity columns' text, joined by commas. Repair the row on the target and resume, or set on_conflict: log"})
+		Hint: "The digest is md5 of the identity columns' text, joined by commas. Repair the row on the target and resume, or set on_conflict: log",
+	})
 }
 
 // digest is the md5 of values joined by commas, as SQL's

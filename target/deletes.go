@@ -122,8 +122,10 @@ func (fl *flusher) sendDeletes(works []*work, await bool) error {
 	}
 	guessed := fl.uncertain()
 	for _, w := range works {
-		op := &DeleteOp{Table: fl.t.Table, N: w.n, Keys: Set{fl.sh.keyTarget, w.keys},
-			Ordinals: await, Partial: guessed}
+		op := &DeleteOp{
+			Table: fl.t.Table, N: w.n, Keys: Set{fl.sh.keyTarget, w.keys},
+			Ordinals: await, Partial: guessed,
+		}
 		if w.g.fetch {
 			op.Fetch = fl.fetchCols(w.g)
 		}
@@ -151,7 +153,7 @@ func (fl *flusher) sendDeletes(works []*work, await bool) error {
 		if err := fl.missed(w); err != nil {
 			return err
 		}
-		fl.release(w)
+		fl.releaseWork(w)
 	}
 	return nil
 }
@@ -265,8 +267,8 @@ func (fl *flusher) refill(rec *record, g *group, vals []pgoutput.Value) error {
 		for i, s := range g.unresolved {
 			fl.v[s] = vals[i]
 		}
-		fl.run.img, rec.partial = appendImage(fl.run.img[:0], fl.v)
-		img = fl.run.img
+		fl.img, rec.partial = appendImage(fl.img[:0], fl.v)
+		img = fl.img
 	}
 	ext := fl.ext[:0]
 	for _, v := range vals[len(g.unresolved):] {
@@ -305,7 +307,7 @@ func (fl *flusher) search(works []*work) error {
 				}
 			}
 			if a.n == 0 {
-				fl.release(a)
+				fl.releaseWork(a)
 				continue
 			}
 			again = append(again, a)
@@ -328,7 +330,7 @@ func (fl *flusher) search(works []*work) error {
 		if err := fl.settle(a); err != nil {
 			return err
 		}
-		fl.release(a)
+		fl.releaseWork(a)
 	}
 	return nil
 }
@@ -359,8 +361,6 @@ func (fl *flusher) keyOfRecord(rec *record) [][]byte {
 	}
 	return appendKeyValues(nil, fl.f.get(fl.f.slots[rec.orig].key))
 }
-
-func (fl *flusher) release(w *work) { fl.run.releaseWork(w) }
 
 func (r *run) releaseWork(w *work) {
 	r.e.pool.putVecs(w.keys)

@@ -75,8 +75,10 @@ func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Ta
 
 func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	problem := func(hint, format string, args ...any) error {
-		return &dtx.Error{Op: "match tables", Relation: src.String(), Msg: fmt.Sprintf(format, args...),
-			Hint: hint, Class: dtx.ClassStop}
+		return &dtx.Error{
+			Op: "match tables", Relation: src.String(), Msg: fmt.Sprintf(format, args...),
+			Hint: hint, Class: dtx.ClassStop,
+		}
 	}
 	cands := e.names.Candidates(src)
 	var t *table
@@ -137,9 +139,11 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 	}
 	src := e.sources[Name{rel.Schema, rel.Name}]
 	if src == nil {
-		return nil, &dtx.Error{Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
+		return nil, &dtx.Error{
+			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
 			Msg:  "the stream holds changes of a table that was not published, or did not exist, when the subscription started",
-			Hint: "Create the table on the target if it is missing there, then resume: tables are read again at start"}
+			Hint: "Create the table on the target if it is missing there, then resume: tables are read again at start",
+		}
 	}
 	var t *table
 	for _, n := range e.names.Candidates(src) {
@@ -149,9 +153,11 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 	}
 	sh, order, err := t.shapeFor(rel, src)
 	if err != nil {
-		return nil, &dtx.Error{Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
+		return nil, &dtx.Error{
+			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
-			Hint: "Change the target table, then resume"}
+			Hint: "Change the target table, then resume",
+		}
 	}
 	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
 	if len(e.relations) >= maxRelations {

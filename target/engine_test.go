@@ -33,8 +33,10 @@ func newFixture(t *testing.T, opt Options, segments int, identity pgoutput.Repli
 	f := &fixture{}
 	f.rel = &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: identity}
 	f.src = source.Table{Schema: "public", Name: "t", Identity: identity, Policy: router.Policy{Kind: router.Hash, NumSegments: 1}}
-	f.tgt = &Table{Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{Kind: router.Hash, NumSegments: segments,
-		Columns: []router.Column{{Name: "id", Type: textType}}}}
+	f.tgt = &Table{Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{
+		Kind: router.Hash, NumSegments: segments,
+		Columns: []router.Column{{Name: "id", Type: textType}},
+	}}
 	for i, n := range []string{"id", "u", "v", "big"} {
 		f.rel.Columns = append(f.rel.Columns, pgoutput.Column{Name: n, TypeOID: 25, Key: i == 0 || identity == 'f'})
 		f.src.Columns = append(f.src.Columns, source.Column{Name: n, TypeOID: 25, Key: i == 0 || identity == 'f', PrimaryKey: i == 0})
@@ -406,7 +408,8 @@ func TestRelationChanges(t *testing.T) {
 	f := newFixture(t, Options{}, 2, 'd')
 	old := f.rel
 	next := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd', Columns: []pgoutput.Column{
-		{Name: "v", TypeOID: 25}, {Name: "x", TypeOID: 25}, {Key: true, Name: "id", TypeOID: 25}}}
+		{Name: "v", TypeOID: 25}, {Name: "x", TypeOID: 25}, {Key: true, Name: "id", TypeOID: 25},
+	}}
 	rows := changes(f.ins("1", "u1", "v", "b"), f.upd("1", "u1", "w", "b"), f.ins("2", "u2", "v", "b"))
 	f.rel = next
 	rows = append(rows, f.ins("new", "x3", "3"), f.upd("y", "x1", "1"), rowMessage(next, 'D', 'K', vals("NULL", "NULL", "2"), nil))

@@ -18,14 +18,14 @@ func (r *run) flush(t *table, midway bool) error {
 			return err
 		}
 		if midway && t.deferrable {
-			if held := fl.hold(); held.size <= r.e.opt.HoldBytes {
+			held := fl.holdInserts()
+			if held.size <= r.e.opt.HoldBytes {
 				r.hold(t, -t.bytes, -t.rows)
 				t.fold, t.held = held, true
 				r.e.putFold(fl.f)
 				return nil
-			} else {
-				r.e.putFold(held)
 			}
+			r.e.putFold(held)
 		}
 		if err := fl.inserts(); err != nil {
 			return err
@@ -38,8 +38,8 @@ func (r *run) flush(t *table, midway bool) error {
 	return nil
 }
 
-// hold copies the records to insert into a fold of their own.
-func (fl *flusher) hold() *fold {
+// holdInserts copies the records to insert into a fold of their own.
+func (fl *flusher) holdInserts() *fold {
 	f := fl.f
 	held := fl.e.takeFold()
 	for n := range f.records {
@@ -85,6 +85,7 @@ type flusher struct {
 	// lists are the rows to fetch when they are deleted.
 	lists []*fetchList
 	kv    [][]byte
+	dist  [][]byte
 	v     []pgoutput.Value
 	mask  []byte
 	ext   []byte
@@ -165,11 +166,11 @@ func (fl *flusher) oldPlace(rec *record) (int, error) {
 	case t.place == placeRandom:
 		return t.route(fl.kv)
 	case sh.keyed:
-		dist := fl.run.key[:0]
+		dist := fl.dist[:0]
 		for _, k := range sh.distInKey {
 			dist = append(dist, fl.kv[k])
 		}
-		fl.run.key = dist
+		fl.dist = dist
 		return t.route(dist)
 	case sh.full:
 		return int(rec.seg), nil

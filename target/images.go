@@ -68,8 +68,10 @@ func (fl *flusher) deleteImages() error {
 // sendImages queues a delete by images.
 func (fl *flusher) sendImages(w *work, place int, await bool) error {
 	r, t, sh := fl.run, fl.t, fl.sh
-	op := &ImageOp{Table: t.Table, N: w.n, Image: Set{sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
-		Partial: fl.uncertain()}
+	op := &ImageOp{
+		Table: t.Table, N: w.n, Image: Set{sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
+		Partial: fl.uncertain(),
+	}
 	if w.g.fetch {
 		op.Fetch = fl.fetchCols(w.g)
 	}
@@ -136,10 +138,10 @@ func (fl *flusher) settleImages(w *work) error {
 			if left, err = fl.take(a, a.found[0][0]); err != nil {
 				return err
 			}
-			fl.release(a)
+			fl.releaseWork(a)
 		}
 	}
-	fl.release(w)
+	fl.releaseWork(w)
 	for _, n := range left {
 		for ; n != none; n = fl.f.records[n].next {
 			rec := &fl.f.records[n]

@@ -312,7 +312,7 @@ func textColumn(name string) Column {
 }
 
 // rowMessage builds a change from values as a server would send it.
-func rowMessage(rel *pgoutput.Relation, typ byte, oldKind byte, old, new []pgoutput.Value) *pgoutput.Change {
+func rowMessage(rel *pgoutput.Relation, typ byte, oldKind byte, old, now []pgoutput.Value) *pgoutput.Change {
 	var b bytes.Buffer
 	be32 := func(n int) { b.Write([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}) }
 	tuple := func(vals []pgoutput.Value) {
@@ -332,7 +332,7 @@ func rowMessage(rel *pgoutput.Relation, typ byte, oldKind byte, old, new []pgout
 	}
 	if typ != pgoutput.TypeDelete {
 		b.WriteByte('N')
-		tuple(new)
+		tuple(now)
 	}
 	row, err := pgoutput.ParseRow(typ, b.Bytes())
 	if err != nil {

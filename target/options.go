@@ -80,8 +80,13 @@ func (o *Options) Validate() error {
 		name string
 		v    int64
 	}{
-		{"window bytes", o.WindowBytes}, {"window rows", int64(o.WindowRows)}, {"hold bytes", o.HoldBytes}, {"queue bytes", o.QueueBytes},
-		{"chunk bytes", int64(o.ChunkBytes)}, {"chunk rows", int64(o.ChunkRows)}, {"fetch bytes", o.FetchBytes},
+		{"window bytes", o.WindowBytes},
+		{"window rows", int64(o.WindowRows)},
+		{"hold bytes", o.HoldBytes},
+		{"queue bytes", o.QueueBytes},
+		{"chunk bytes", int64(o.ChunkBytes)},
+		{"chunk rows", int64(o.ChunkRows)},
+		{"fetch bytes", o.FetchBytes},
 	} {
 		if f.v < 1 {
 			errs = append(errs, fmt.Errorf("%s is %d: want at least 1", f.name, f.v))

@@ -112,7 +112,7 @@ type truncate struct {
 func (r *run) read(it RowIter) (*truncate, error) {
 	for {
 		c, err := it.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil, nil
 		}
 		if err != nil {

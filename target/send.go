@@ -29,8 +29,10 @@ func (r *run) sendCopies(t *table, cols []int) error {
 // sendCopy queues one buffer of inserts.
 func (r *run) sendCopy(t *table, place int, cols []int) error {
 	b := t.buf(place)
-	op := &CopyOp{Table: t.Table, Cols: cols, Data: b.data, Rows: b.rows,
-		SkipDuplicates: r.e.opt.OnConflict == ConflictLog}
+	op := &CopyOp{
+		Table: t.Table, Cols: cols, Data: b.data, Rows: b.rows,
+		SkipDuplicates: r.e.opt.OnConflict == ConflictLog,
+	}
 	marks, shape := b.marks, t.shape
 	*b = copyBuf{}
 	if t.mode == modePass {
@@ -79,8 +81,10 @@ func (r *run) broadcast(t *table, place int, size int64, free func(), f func(ctx
 	sh := &shared{n: to - from, free: free}
 	var first error
 	for i := from; i < to; i++ {
-		err := r.lanes.put(r.lane(t.segs[i]), task{size: size, done: sh.done,
-			run: func(ctx context.Context) error { return f(ctx, i) }})
+		err := r.lanes.put(r.lane(t.segs[i]), task{
+			size: size, done: sh.done,
+			run: func(ctx context.Context) error { return f(ctx, i) },
+		})
 		if err != nil && first == nil {
 			first = err
 		}

@@ -52,8 +52,10 @@ func (s *spill) get(at int64, n int) ([]byte, error) {
 }
 
 func (s *spill) failed(err error) error {
-	return &dtx.Error{Op: "keep fetched rows on disk", Class: dtx.ClassStop, Err: err,
-		Hint: fmt.Sprintf("Make room in %s, or name another directory for temporary files", s.where())}
+	return &dtx.Error{
+		Op: "keep fetched rows on disk", Class: dtx.ClassStop, Err: err,
+		Hint: fmt.Sprintf("Make room in %s, or name another directory for temporary files", s.where()),
+	}
 }
 
 func (s *spill) where() string {

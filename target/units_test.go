@@ -43,7 +43,9 @@ func TestCopyField(t *testing.T) {
 		v    pgoutput.Value
 		want string
 	}{
-		{pgoutput.Value{Kind: 'n'}, `\N`}, {pgoutput.Value{Kind: 't'}, ""}, {pgoutput.Value{Kind: 't', Data: []byte(`\N`)}, `\\N`},
+		{pgoutput.Value{Kind: 'n'}, `\N`},
+		{pgoutput.Value{Kind: 't'}, ""},
+		{pgoutput.Value{Kind: 't', Data: []byte(`\N`)}, `\\N`},
 		{pgoutput.Value{Kind: 't', Data: []byte(`\.`)}, `\\.`},
 	} {
 		if got := string(appendCopyField(nil, c.v)); got != c.want {

@@ -116,16 +116,18 @@ func (fl *flusher) sendUpdates(works []*work, await bool) error {
 				return err
 			}
 		}
-		fl.release(w)
+		fl.releaseWork(w)
 	}
 	return nil
 }
 
 func (fl *flusher) sendUpdate(w *work, await bool) error {
 	r, t, sh := fl.run, fl.t, fl.sh
-	op := &UpdateOp{Table: t.Table, N: w.n, Keys: Set{sh.keyTarget, w.keys},
+	op := &UpdateOp{
+		Table: t.Table, N: w.n, Keys: Set{sh.keyTarget, w.keys},
 		Set: Set{sh.targets(w.setCols), w.set}, Same: Set{sh.targets(w.sameCols), w.same},
-		Partial: w.place == somewhere}
+		Partial: w.place == somewhere,
+	}
 	place := w.place
 	if place == somewhere {
 		place = everywhere
@@ -180,7 +182,7 @@ func (fl *flusher) moveShort(w *work) error {
 			if err := fl.moveSome(some); err != nil {
 				return err
 			}
-			fl.release(some)
+			fl.releaseWork(some)
 		}
 	}
 	return fl.judgeShort(w, updated)
@@ -191,8 +193,10 @@ func (fl *flusher) moveSome(w *work) error {
 	keys := Set{fl.sh.keyTarget, w.keys}
 	fetch := fl.fetchCols(w.g)
 	if len(w.sameCols) > 0 {
-		op := &DeleteOp{Table: fl.t.Table, N: w.n, Keys: keys, Fetch: fetch, Ordinals: true, Partial: true,
-			Differ: Set{fl.sh.targets(w.sameCols), w.same}}
+		op := &DeleteOp{
+			Table: fl.t.Table, N: w.n, Keys: keys, Fetch: fetch, Ordinals: true, Partial: true,
+			Differ: Set{fl.sh.targets(w.sameCols), w.same},
+		}
 		if err := fl.sendDelete(w, op, w.place, true); err != nil {
 			return err
 		}

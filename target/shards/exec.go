@@ -235,8 +235,10 @@ func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, fetched b
 }
 
 func readFetched(res *pgconn.Result, columns int) target.Found {
-	found := target.Found{Rows: int64(len(res.Rows)), Ordinals: make([]int, 0, len(res.Rows)),
-		Values: make([]pgoutput.Value, 0, columns*len(res.Rows))}
+	found := target.Found{
+		Rows: int64(len(res.Rows)), Ordinals: make([]int, 0, len(res.Rows)),
+		Values: make([]pgoutput.Value, 0, columns*len(res.Rows)),
+	}
 	for _, row := range res.Rows {
 		found.Ordinals = append(found.Ordinals, int(atoi(row[0]))-1)
 		for _, v := range row[1:] {

@@ -82,10 +82,12 @@ func (m *mirror) targetText() string {
 
 // on_conflict: log counts and goes on, with everything else applied.
 func TestMirrorConflictLog(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: conflictDDL + `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: conflictDDL + `
 		CREATE TABLE app.defpk (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v text); ALTER TABLE app.defpk REPLICA IDENTITY FULL;`,
 		policies: map[string]string{"app.t": "hash id", "app.d": "hash d", "app.x": "hash id", "app.r": "replicated", "app.def": "hash id", "app.defpk": "hash id"},
-		engine:   target.Options{OnConflict: target.ConflictLog}})
+		engine:   target.Options{OnConflict: target.ConflictLog},
+	})
 	m.must("INSERT INTO app.t SELECT i, i, 'v' FROM generate_series(1, 20) i", "INSERT INTO app.d SELECT i, i, 'v' FROM generate_series(1, 20) i",
 		"INSERT INTO app.x SELECT i % 8, 'v' FROM generate_series(1, 40) i", "INSERT INTO app.r SELECT i, 'v' FROM generate_series(1, 20) i",
 		"INSERT INTO app.def SELECT i, i FROM generate_series(1, 20) i", "INSERT INTO app.defpk SELECT i, 'v' FROM generate_series(1, 20) i")

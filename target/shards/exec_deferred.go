@@ -61,8 +61,10 @@ func checkDeferred(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp, 
 			return dataFault(res.Err)
 		}
 		if len(res.Rows) > 0 {
-			return &target.DataError{Row: int(atoi(res.Rows[0][0])) - 1, Duplicate: true,
-				Err: &dtx.Error{Op: opRows, Class: dtx.ClassStop, Msg: "a duplicate of a deferrable unique constraint"}}
+			return &target.DataError{
+				Row: int(atoi(res.Rows[0][0])) - 1, Duplicate: true,
+				Err: &dtx.Error{Op: opRows, Class: dtx.ClassStop, Msg: "a duplicate of a deferrable unique constraint"},
+			}
 		}
 	}
 	return nil

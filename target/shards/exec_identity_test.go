@@ -9,7 +9,8 @@ import (
 
 // Identities of every kind.
 func TestMirrorIdentity(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.pk (a int, b text, v text, PRIMARY KEY (b, a));
 		CREATE TABLE app.idx (id int PRIMARY KEY, code text NOT NULL UNIQUE, v text);
@@ -20,8 +21,11 @@ func TestMirrorIdentity(t *testing.T) {
 		CREATE COLLATION app.anycase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 		CREATE TABLE app.near (a int, c text COLLATE app.anycase, n numeric, f float8, i interval, r numrange, j jsonb, x numeric[]); ALTER TABLE app.near REPLICA IDENTITY FULL;
 		CREATE TABLE app.keyonly (a int, b int, PRIMARY KEY (a, b));`,
-		policies: map[string]string{"app.near": "hash a", "app.pk": "hash a", "app.idx": "hash code", "app.fullkey": "hash n",
-			"app.fullnokey": "hash a", "app.nothing": "random", "app.keyonly": "hash b"}})
+		policies: map[string]string{
+			"app.near": "hash a", "app.pk": "hash a", "app.idx": "hash code", "app.fullkey": "hash n",
+			"app.fullnokey": "hash a", "app.nothing": "random", "app.keyonly": "hash b",
+		},
+	})
 	m.must(`INSERT INTO app.pk SELECT i, 'k' || i, 'v' FROM generate_series(1, 100) i`,
 		`INSERT INTO app.idx SELECT i, 'c' || i, 'v' FROM generate_series(1, 100) i`,
 		`INSERT INTO app.fullkey SELECT i, 'v', i % 10 FROM generate_series(1, 100) i`,
@@ -46,8 +50,15 @@ func TestMirrorIdentity(t *testing.T) {
 		`DELETE FROM app.fullnokey WHERE f::text = '-0'`)
 	// Values that are equal and print differently, one column at a time: the row
 	// that prints like the source's goes, not its twin, whichever comes first.
-	for _, twin := range [][2]string{{"n, '1.0'", "n, '1.00'"}, {"f, '0'", "f, '-0'"}, {"i, '1 mon'", "i, '30 days'"}, {"r, '[1.0,2)'", "r, '[1.00,2)'"},
-		{"j, '1.0'", "j, '1.00'"}, {"c, 'AbC'", "c, 'abc'"}, {"x, '{1.0}'", "x, '{1.00}'"}} {
+	for _, twin := range [][2]string{
+		{"n, '1.0'", "n, '1.00'"},
+		{"f, '0'", "f, '-0'"},
+		{"i, '1 mon'", "i, '30 days'"},
+		{"r, '[1.0,2)'", "r, '[1.00,2)'"},
+		{"j, '1.0'", "j, '1.00'"},
+		{"c, 'AbC'", "c, 'abc'"},
+		{"x, '{1.0}'", "x, '{1.00}'"},
+	} {
 		for k, v := range append(twin[:], twin[0], twin[1]) {
 			col, lit, _ := strings.Cut(v, ", ")
 			m.exec(m.src[0], "INSERT INTO app.near (a, "+col+") VALUES ("+fmt.Sprint(k/2)+", "+lit+")")
@@ -67,13 +78,15 @@ func TestMirrorIdentity(t *testing.T) {
 
 // Several changes of one row in one batch.
 func TestMirrorChains(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.t (id int PRIMARY KEY, v text, u int UNIQUE, target_only text DEFAULT 'd');`,
 		targetDDL: `CREATE SCHEMA app;
 		CREATE TABLE app.t (id int PRIMARY KEY, target_only text DEFAULT 'd', u int, v text);`,
 		publication: "FOR TABLE app.t (id, v, u)",
-		policies:    map[string]string{"app.t": "hash id"}})
+		policies:    map[string]string{"app.t": "hash id"},
+	})
 	m.must(`INSERT INTO app.t SELECT i, 'v', i FROM generate_series(1, 20) i`)
 	for _, dsn := range m.o.Shards {
 		m.exec(dsn, `UPDATE app.t SET target_only = 'mine'`)
@@ -111,7 +124,8 @@ func sortRows(rows []string) []string {
 // one by one or under a deferrable constraint on the source, and never
 // deferrable on the target.
 func TestMirrorUnique(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.plain (id int PRIMARY KEY, u int UNIQUE, v text);
 		CREATE TABLE app.def (id int PRIMARY KEY, u int UNIQUE DEFERRABLE INITIALLY DEFERRED, v text, big text);
@@ -128,7 +142,8 @@ func TestMirrorUnique(t *testing.T) {
 		CREATE UNIQUE INDEX ON app.expr (lower(mail)) WHERE active;
 		CREATE TABLE app.excl (id int PRIMARY KEY, r int4range, EXCLUDE USING gist (r WITH &&));
 		CREATE TABLE app.fulldef (id int PRIMARY KEY, v text);`,
-		policies: map[string]string{"app.plain": "replicated", "app.def": "hash id", "app.expr": "replicated", "app.excl": "replicated", "app.fulldef": "hash id"}})
+		policies: map[string]string{"app.plain": "replicated", "app.def": "hash id", "app.expr": "replicated", "app.excl": "replicated", "app.fulldef": "hash id"},
+	})
 	m.must(`INSERT INTO app.plain SELECT i, i, 'v' FROM generate_series(1, 100) i`,
 		`INSERT INTO app.def SELECT i, i, 'v', `+big+` FROM generate_series(1, 100) i`,
 		`INSERT INTO app.expr SELECT i, 'M' || i % 50, i <= 50, 'v' FROM generate_series(1, 100) i`,

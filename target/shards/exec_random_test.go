@@ -181,7 +181,7 @@ func TestMirrorRandom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background())
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		n++
@@ -207,7 +207,6 @@ func TestMirrorRandom(t *testing.T) {
 		if err := m.open(); err != nil {
 			rt.Fatal(err)
 		}
-		defer m.tg.Close()
 		for range 1 + h.draw("batches", 4) {
 			for range 1 + h.draw("transactions", 5) {
 				h.transaction()

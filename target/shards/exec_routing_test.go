@@ -9,15 +9,19 @@ import (
 // Policies differ between source and target, in every combination.
 func TestMirrorRouting(t *testing.T) {
 	const columns = "(id int PRIMARY KEY, d int, v text)"
-	m := mustMirror(t, mirrorConfig{sources: 2, shards: 3, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		sources: 2, shards: 3, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.rep_hash ` + columns + `; CREATE TABLE app.rep_random ` + columns + `; CREATE TABLE app.rep_rep ` + columns + `;
 		CREATE TABLE app.hash_rep ` + columns + `; CREATE TABLE app.hash_random ` + columns + `; CREATE TABLE app.hash_other ` + columns + `;
 		CREATE TABLE app.random_hash (id int, d int, v text); ALTER TABLE app.random_hash REPLICA IDENTITY FULL;
 		CREATE TABLE app.random_rep (id int, d int, v text); ALTER TABLE app.random_rep REPLICA IDENTITY FULL;`,
-		policies: map[string]string{"app.rep_hash": "hash id", "app.rep_random": "random", "app.rep_rep": "replicated", "app.hash_rep": "replicated",
-			"app.hash_random": "random", "app.hash_other": "hash d", "app.random_hash": "hash d,id", "app.random_rep": "replicated"},
-		replicated: []string{"app.rep_hash", "app.rep_random", "app.rep_rep"}, random: []string{"app.random_hash", "app.random_rep"}})
+		policies: map[string]string{
+			"app.rep_hash": "hash id", "app.rep_random": "random", "app.rep_rep": "replicated", "app.hash_rep": "replicated",
+			"app.hash_random": "random", "app.hash_other": "hash d", "app.random_hash": "hash d,id", "app.random_rep": "replicated",
+		},
+		replicated: []string{"app.rep_hash", "app.rep_random", "app.rep_rep"}, random: []string{"app.random_hash", "app.random_rep"},
+	})
 	m.together = true
 	both := func(sql string) {
 		for _, tab := range []string{"rep_hash", "rep_random", "rep_rep"} {
@@ -78,10 +82,12 @@ func replaceTable(sql, tab string) string {
 
 // Rows of a random table that somebody else placed are found.
 func TestMirrorRandomElsewhere(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 3, ddl: `CREATE SCHEMA app;
+	m := mustMirror(t, mirrorConfig{
+		shards: 3, ddl: `CREATE SCHEMA app;
 		CREATE TABLE app.k (id int PRIMARY KEY, v text, b text); ALTER TABLE app.k ALTER b SET STORAGE EXTERNAL;
 		CREATE TABLE app.n (id int, v text); ALTER TABLE app.n REPLICA IDENTITY FULL`,
-		policies: map[string]string{"app.k": "random", "app.n": "random"}})
+		policies: map[string]string{"app.k": "random", "app.n": "random"},
+	})
 	m.must("INSERT INTO app.k SELECT i, 'v', "+big+" FROM generate_series(1, 60) i", "INSERT INTO app.n SELECT i % 10, 'v' FROM generate_series(1, 60) i")
 	for _, tab := range []string{"k", "n"} { // all onto one shard
 		for _, dsn := range m.o.Shards[1:] {
@@ -103,12 +109,14 @@ func TestMirrorRandomElsewhere(t *testing.T) {
 // TRUNCATE of several tables, with rows before and behind it in the same
 // transaction, from several segments.
 func TestMirrorTruncate(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{sources: 2, shards: 2, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		sources: 2, shards: 2, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.a (id int PRIMARY KEY, s serial, v text);
 		CREATE TABLE app.b (id int PRIMARY KEY, a int REFERENCES app.a, v text);
 		CREATE TABLE app.c (id int PRIMARY KEY, v text);`,
-		policies: map[string]string{"app.a": "hash id", "app.b": "hash a", "app.c": "replicated"}})
+		policies: map[string]string{"app.a": "hash id", "app.b": "hash a", "app.c": "replicated"},
+	})
 	m.together = true
 	both := func(sql string) {
 		for i, dsn := range m.src {
@@ -150,16 +158,20 @@ func TestMirrorTruncate(t *testing.T) {
 
 // A part that lacks a TRUNCATE of its dtx is an error.
 func TestMirrorTruncateDisagrees(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{sources: 2, shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY); CREATE TABLE app.b (id int PRIMARY KEY)`,
-		policies: map[string]string{"app.a": "hash id", "app.b": "hash id"}})
+	m := mustMirror(t, mirrorConfig{
+		sources: 2, shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY); CREATE TABLE app.b (id int PRIMARY KEY)`,
+		policies: map[string]string{"app.a": "hash id", "app.b": "hash id"},
+	})
 	m.together = true
 	m.exec(m.src[0], "BEGIN; INSERT INTO app.a VALUES (1); TRUNCATE app.a; COMMIT")
 	m.exec(m.src[1], "INSERT INTO app.a VALUES (2)")
 	_, err := m.apply()
 	wantError(t, err, dtx.ClassStop, "ends before TRUNCATE number 1", "content 1", "content 0")
 
-	m2 := mustMirror(t, mirrorConfig{sources: 2, shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY); CREATE TABLE app.b (id int PRIMARY KEY)`,
-		policies: map[string]string{"app.a": "hash id", "app.b": "hash id"}})
+	m2 := mustMirror(t, mirrorConfig{
+		sources: 2, shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY); CREATE TABLE app.b (id int PRIMARY KEY)`,
+		policies: map[string]string{"app.a": "hash id", "app.b": "hash id"},
+	})
 	m2.together = true
 	m2.exec(m2.src[0], "TRUNCATE app.a")
 	m2.exec(m2.src[1], "TRUNCATE app.b")

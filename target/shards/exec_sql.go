@@ -30,6 +30,9 @@ func (q *query) run(ctx context.Context, conn *pgconn.PgConn) *pgconn.Result {
 	return conn.ExecParams(ctx, q.String(), q.params, oids, formats, nil).Read()
 }
 
+// format writes; a Builder does not fail.
+func (q *query) format(f string, args ...any) { _, _ = fmt.Fprintf(q, f, args...) }
+
 func tableName(t *target.Table) string { return quoteIdent(t.Schema) + "." + quoteIdent(t.Name) }
 
 // only names a table without those that inherit from it. The partitions of a
@@ -203,7 +206,7 @@ func (q *query) counts(n int, unique, partial bool, body func()) {
 		distinct = ", count(DISTINCT o) AS u"
 		short = fmt.Sprintf("c.u <> %d", n)
 	}
-	fmt.Fprintf(q, `, c AS (SELECT count(*) AS n%s FROM d)
+	q.format(`, c AS (SELECT count(*) AS n%s FROM d)
 SELECT c.n, m.n, m.list FROM c, LATERAL (
   SELECT count(*) AS n, pg_catalog.array_to_string((pg_catalog.array_agg(g.o ORDER BY g.o))[1:%d], ',') AS list
   FROM pg_catalog.generate_series(1::bigint, %d) g(o)
@@ -324,7 +327,7 @@ func (q *query) deleteImages(op *target.ImageOp, fetched bool) {
 		q.WriteString(" SELECT count(*) FROM d")
 		return
 	}
-	fmt.Fprintf(q, `, c AS (SELECT count(*) AS n FROM d)
+	q.format(`, c AS (SELECT count(*) AS n FROM d)
 SELECT c.n, %d - c.n, m.list FROM c, LATERAL (
   SELECT pg_catalog.array_to_string((pg_catalog.array_agg(v.o ORDER BY v.o))[1:%d], ',') AS list FROM v
   WHERE c.n <> %d AND v.n > (SELECT count(*) FROM d WHERE d.o = v.o)) m`, want, target.MaxMissing, want)

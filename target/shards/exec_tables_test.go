@@ -11,7 +11,8 @@ import (
 
 // Target tables that do not look like their source.
 func TestMirrorShapes(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `
 		CREATE SCHEMA app; CREATE SCHEMA "Sch-Ema ü";
 		CREATE TABLE app.dropped (gone1 int, id int PRIMARY KEY, gone2 text, v text, gone3 int, n int);
 		ALTER TABLE app.dropped DROP gone1, DROP gone2, DROP gone3;
@@ -36,8 +37,11 @@ func TestMirrorShapes(t *testing.T) {
 		CREATE TABLE app.parent (id int PRIMARY KEY, v text); CREATE TABLE app.child (extra text, PRIMARY KEY (id)) INHERITS (app.parent);
 		CREATE TABLE app.none (id int PRIMARY KEY);`,
 		publication: `FOR TABLE ONLY app.parent, app.child, app.dropped, app.gen, app.genfull, app.ident, app.ident2, app.list (id, v), "Sch-Ema ü"."Ta""ble.x", app.none`,
-		policies: map[string]string{"app.dropped": "hash id", "app.gen": "hash a", "app.genfull": "hash id", "app.ident": "hash id", "app.ident2": "hash id",
-			"app.list": "hash id", `Sch-Ema ü.Ta"ble.x`: "hash Id ", "app.parent": "hash id", "app.child": "hash id", "app.none": "random"}})
+		policies: map[string]string{
+			"app.dropped": "hash id", "app.gen": "hash a", "app.genfull": "hash id", "app.ident": "hash id", "app.ident2": "hash id",
+			"app.list": "hash id", `Sch-Ema ü.Ta"ble.x`: "hash Id ", "app.parent": "hash id", "app.child": "hash id", "app.none": "random",
+		},
+	})
 	m.must(`INSERT INTO app.dropped SELECT i, 'v', i FROM generate_series(1, 50) i`, `INSERT INTO app.gen SELECT i, i FROM generate_series(1, 50) i`,
 		`INSERT INTO app.genfull SELECT i % 5, i FROM generate_series(1, 50) i`,
 		`INSERT INTO app.ident (other, v) SELECT i, 'v' FROM generate_series(1, 50) i`, `INSERT INTO app.ident2 (id, v) SELECT i, 'v' FROM generate_series(1, 50) i`,
@@ -79,8 +83,10 @@ func TestMirrorWide(t *testing.T) {
 		cols = append(cols, fmt.Sprintf("c%d int", i))
 		vals = append(vals, fmt.Sprint(i))
 	}
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.wide (id int PRIMARY KEY, ` + strings.Join(cols, ", ") + `)`,
-		policies: map[string]string{"app.wide": "hash id"}})
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.wide (id int PRIMARY KEY, ` + strings.Join(cols, ", ") + `)`,
+		policies: map[string]string{"app.wide": "hash id"},
+	})
 	m.must("INSERT INTO app.wide SELECT i, " + strings.Join(vals, ", ") + " FROM generate_series(1, 20) i")
 	m.must("UPDATE app.wide SET c5 = c5 + 1, c1598 = NULL WHERE id % 2 = 0", "UPDATE app.wide SET id = id + 100 WHERE id % 3 = 0", "DELETE FROM app.wide WHERE id % 5 = 0")
 }
@@ -96,8 +102,10 @@ const partitioned = `CREATE SCHEMA app;
 func TestMirrorPartitions(t *testing.T) {
 	history := [][]string{
 		{`INSERT INTO app.p SELECT i, date '2024-01-01' + i % 59, 'v' FROM generate_series(1, 100) i`},
-		{`UPDATE app.p SET v = 'w' WHERE id % 2 = 0`, `UPDATE app.p SET day = '2024-02-10' WHERE id % 5 = 0`, `DELETE FROM app.p WHERE id % 7 = 0`,
-			`UPDATE app.p SET id = id + 1000 WHERE id % 3 = 0`},
+		{
+			`UPDATE app.p SET v = 'w' WHERE id % 2 = 0`, `UPDATE app.p SET day = '2024-02-10' WHERE id % 5 = 0`, `DELETE FROM app.p WHERE id % 7 = 0`,
+			`UPDATE app.p SET id = id + 1000 WHERE id % 3 = 0`,
+		},
 		{`TRUNCATE app.p`, `INSERT INTO app.p VALUES (1, '2024-01-05', 'a'), (2, '2024-02-05', 'b')`},
 	}
 	other := `CREATE SCHEMA app;
@@ -146,9 +154,11 @@ func TestMirrorPartitions(t *testing.T) {
 
 // A leaf that maps to nothing is refused at start, by name.
 func TestMirrorLeafWithoutTable(t *testing.T) {
-	_, err := newMirror(t, mirrorConfig{shards: 1, ddl: partitioned,
+	_, err := newMirror(t, mirrorConfig{
+		shards: 1, ddl: partitioned,
 		targetDDL: `CREATE SCHEMA app; CREATE TABLE app.p1 (id int, day date, v text, PRIMARY KEY (id, day))`,
-		policies:  map[string]string{"app.p1": "hash id"}})
+		policies:  map[string]string{"app.p1": "hash id"},
+	})
 	wantError(t, err, dtx.ClassStop, "app.p2", "app.p", "no table")
 }
 
@@ -167,13 +177,17 @@ func TestMirrorUnknownTable(t *testing.T) {
 
 // Schemas and tables are renamed by rules.
 func TestMirrorNames(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app; CREATE SCHEMA two; CREATE TABLE app.a (id int PRIMARY KEY, v text);
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `CREATE SCHEMA app; CREATE SCHEMA two; CREATE TABLE app.a (id int PRIMARY KEY, v text);
 			CREATE TABLE app.b (id int PRIMARY KEY, v text); CREATE TABLE two.a (id int PRIMARY KEY, v text)`,
 		targetDDL: `CREATE SCHEMA "New"; CREATE SCHEMA two; CREATE TABLE "New".a (id int PRIMARY KEY, v text); CREATE TABLE two.b2 (id int PRIMARY KEY, v text);
 			CREATE TABLE two.a (id int PRIMARY KEY, v text)`,
-		names: target.NameMap{Schemas: map[string]string{"app": "New"},
-			Tables: map[target.Name]target.Name{{Schema: "app", Table: "b"}: {Schema: "two", Table: "b2"}}},
-		policies: map[string]string{"New.a": "hash id", "two.b2": "replicated", "two.a": "hash id"}})
+		names: target.NameMap{
+			Schemas: map[string]string{"app": "New"},
+			Tables:  map[target.Name]target.Name{{Schema: "app", Table: "b"}: {Schema: "two", Table: "b2"}},
+		},
+		policies: map[string]string{"New.a": "hash id", "two.b2": "replicated", "two.a": "hash id"},
+	})
 	m.must("INSERT INTO app.a SELECT i, 'a' FROM generate_series(1, 20) i", "INSERT INTO app.b SELECT i, 'b' FROM generate_series(1, 20) i",
 		"INSERT INTO two.a SELECT i, 'c' FROM generate_series(1, 20) i")
 	m.must("UPDATE app.a SET v = 'x' WHERE id < 5", "DELETE FROM app.b WHERE id < 5", "TRUNCATE two.a")
@@ -181,13 +195,17 @@ func TestMirrorNames(t *testing.T) {
 
 // The source's table changes between the rows of one batch.
 func TestMirrorAltered(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, gone text, v text)`,
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, gone text, v text)`,
 		targetDDL: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, gone text DEFAULT 'never sent', v text, n int DEFAULT 7)`,
-		policies:  map[string]string{"app.t": "hash id"}})
-	for _, s := range []string{`INSERT INTO app.t SELECT i, 'g', 'v' FROM generate_series(1, 20) i`,
+		policies:  map[string]string{"app.t": "hash id"},
+	})
+	for _, s := range []string{
+		`INSERT INTO app.t SELECT i, 'g', 'v' FROM generate_series(1, 20) i`,
 		`UPDATE app.t SET v = 'w' WHERE id < 6`, `ALTER TABLE app.t ADD n int, DROP gone`, `UPDATE app.t SET n = id WHERE id < 4`,
 		`INSERT INTO app.t (id, v, n) VALUES (21, 'new', 1)`, `UPDATE app.t SET id = id + 100 WHERE id = 3`, `DELETE FROM app.t WHERE id = 10`,
-		`ALTER TABLE app.t REPLICA IDENTITY FULL`, `UPDATE app.t SET v = 'full' WHERE id = 5`, `ALTER TABLE app.t REPLICA IDENTITY DEFAULT`, `UPDATE app.t SET v = 'default' WHERE id = 5`} {
+		`ALTER TABLE app.t REPLICA IDENTITY FULL`, `UPDATE app.t SET v = 'full' WHERE id = 5`, `ALTER TABLE app.t REPLICA IDENTITY DEFAULT`, `UPDATE app.t SET v = 'default' WHERE id = 5`,
+	} {
 		m.exec(m.src[0], s)
 	}
 	if _, err := m.apply(); err != nil {

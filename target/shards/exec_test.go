@@ -18,13 +18,15 @@ const big = "repeat(md5(random()::text), 400)" // stays out of line: random hex 
 
 // The basic kinds of table and change.
 func TestMirrorBasics(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 3, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 3, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.h (id int PRIMARY KEY, v text, n numeric);
 		CREATE TABLE app.r (id int PRIMARY KEY, v text);
 		CREATE TABLE app.x (id int, v text); ALTER TABLE app.x REPLICA IDENTITY FULL;
 		CREATE TABLE app.ins (id int, v text);`,
-		policies: map[string]string{"app.h": "hash id", "app.r": "replicated", "app.x": "random", "app.ins": "random"}})
+		policies: map[string]string{"app.h": "hash id", "app.r": "replicated", "app.x": "random", "app.ins": "random"},
+	})
 	m.must("INSERT INTO app.h SELECT i, 'v' || i, i / 7.0 FROM generate_series(1, 500) i",
 		"INSERT INTO app.r SELECT i, 'v' || i FROM generate_series(1, 50) i",
 		"INSERT INTO app.x SELECT i % 10, nullif(i % 3, 0) FROM generate_series(1, 100) i",

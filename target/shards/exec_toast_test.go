@@ -9,7 +9,8 @@ import (
 
 // Unchanged TOAST values are never lost and never written as NULL.
 func TestMirrorToast(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 3, ddl: `
+	m := mustMirror(t, mirrorConfig{
+		shards: 3, ddl: `
 		CREATE SCHEMA app;
 		CREATE TABLE app.d (id int PRIMARY KEY, a text, b text, d int, n int);
 		ALTER TABLE app.d ALTER a SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL;
@@ -18,7 +19,8 @@ func TestMirrorToast(t *testing.T) {
 		CREATE TABLE app.dist (LIKE app.d INCLUDING ALL);
 		CREATE TABLE app.only (id int PRIMARY KEY, a text); ALTER TABLE app.only ALTER a SET STORAGE EXTERNAL;
 		CREATE TABLE app.key (id int, k text, v text, PRIMARY KEY (id, k)); ALTER TABLE app.key ALTER k SET STORAGE EXTERNAL;`,
-		policies: map[string]string{"app.d": "hash id", "app.f": "hash id", "app.nokey": "hash d", "app.dist": "hash d,a", "app.only": "hash id", "app.key": "hash id"}})
+		policies: map[string]string{"app.d": "hash id", "app.f": "hash id", "app.nokey": "hash d", "app.dist": "hash d,a", "app.only": "hash id", "app.key": "hash id"},
+	})
 	all := []string{"d", "f", "nokey", "dist"}
 	each := func(sql string) []string {
 		var out []string
@@ -58,12 +60,15 @@ const bigKey = "repeat(md5(i::text), 80)"
 
 // A key column without its value stops the subscription and is named.
 func TestMirrorToastInKey(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.key (id int, k text, v text, PRIMARY KEY (id, k))`,
-		policies: map[string]string{"app.key": "hash id"}})
+	m := mustMirror(t, mirrorConfig{
+		shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.key (id int, k text, v text, PRIMARY KEY (id, k))`,
+		policies: map[string]string{"app.key": "hash id"},
+	})
 	m.must("INSERT INTO app.key VALUES (1, 'k', 'v')")
 	// Servers before 14.2 send neither the old key nor the value.
 	rel := &pgoutput.Relation{ID: 1, Schema: "app", Name: "key", Identity: 'd', Columns: []pgoutput.Column{
-		{Key: true, Name: "id", TypeOID: 23}, {Key: true, Name: "k", TypeOID: 25}, {Name: "v", TypeOID: 25}}}
+		{Key: true, Name: "id", TypeOID: 23}, {Key: true, Name: "k", TypeOID: 25}, {Name: "v", TypeOID: 25},
+	}}
 	row, err := pgoutput.ParseRow('U', []byte("\x00\x00\x00\x01N\x00\x03t\x00\x00\x00\x011ut\x00\x00\x00\x01w"))
 	if err != nil {
 		t.Fatal(err)
@@ -76,12 +81,16 @@ func TestMirrorToastInKey(t *testing.T) {
 
 // A row filter can turn an update into an insert that lacks a large value.
 func TestMirrorFilterToast(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app;
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `CREATE SCHEMA app;
 		CREATE TABLE app.t (id int PRIMARY KEY, v text, b text); ALTER TABLE app.t ALTER b SET STORAGE EXTERNAL`,
 		publication: "FOR TABLE app.t WHERE (id > 10)",
-		policies:    map[string]string{"app.t": "hash id"}})
-	for _, s := range []string{"INSERT INTO app.t SELECT i, 'v', 'b' FROM generate_series(1, 20) i", "UPDATE app.t SET id = id + 100 WHERE id < 5",
-		"UPDATE app.t SET id = id - 50 WHERE id BETWEEN 15 AND 17", "DELETE FROM app.t WHERE id IN (7, 18)"} {
+		policies:    map[string]string{"app.t": "hash id"},
+	})
+	for _, s := range []string{
+		"INSERT INTO app.t SELECT i, 'v', 'b' FROM generate_series(1, 20) i", "UPDATE app.t SET id = id + 100 WHERE id < 5",
+		"UPDATE app.t SET id = id - 50 WHERE id BETWEEN 15 AND 17", "DELETE FROM app.t WHERE id IN (7, 18)",
+	} {
 		m.exec(m.src[0], s)
 	}
 	if _, err := m.apply(); err != nil {

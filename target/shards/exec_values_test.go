@@ -103,10 +103,9 @@ const typesDDL = `CREATE SCHEMA app;
 // place, moves with a fetched value, and deletes by whole rows, unchanged.
 func TestMirrorValues(t *testing.T) {
 	ddl := typesDDL
-	var cols, big []string
+	var cols []string
 	for i, v := range typeValues {
 		cols = append(cols, fmt.Sprintf("c%d %s", i, v.typ))
-		big = append(big, fmt.Sprintf("c%d", i))
 	}
 	ddl += "CREATE TABLE app.k (id int PRIMARY KEY, " + strings.Join(cols, ", ") + ");"
 	ddl += "CREATE TABLE app.n (" + strings.Join(cols, ", ") + "); ALTER TABLE app.n REPLICA IDENTITY FULL;"
@@ -151,15 +150,19 @@ func TestMirrorValues(t *testing.T) {
 
 // Values as identities and as distribution keys of types outside pg_catalog.
 func TestMirrorKeyTypes(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: typesDDL + `
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: typesDDL + `
 		CREATE TABLE app.ci (id app.citext PRIMARY KEY, v text); CREATE TABLE app.en (id app.mood PRIMARY KEY, v text);
 		CREATE TABLE app.co (id app.pair PRIMARY KEY, v text); CREATE TABLE app.ar (id text[] PRIMARY KEY, v text);
 		CREATE TABLE app.nu (id numeric PRIMARY KEY, v text); CREATE TABLE app.nd (id text COLLATE app.anycase PRIMARY KEY, v text);
 		CREATE TABLE app.dm (id app.short PRIMARY KEY, v text); CREATE TABLE app.bp (id char(8) PRIMARY KEY, v text);
 		CREATE TABLE app.ts (id timestamptz PRIMARY KEY, v text); CREATE TABLE app.iv (id interval PRIMARY KEY, v text);
 		CREATE TABLE app.lt (id app.ltree PRIMARY KEY, v text);`,
-		policies: map[string]string{"app.ci": "replicated", "app.en": "random", "app.co": "random", "app.ar": "hash id", "app.nu": "hash id",
-			"app.nd": "replicated", "app.dm": "hash id", "app.bp": "hash id", "app.ts": "hash id", "app.iv": "random", "app.lt": "random"}})
+		policies: map[string]string{
+			"app.ci": "replicated", "app.en": "random", "app.co": "random", "app.ar": "hash id", "app.nu": "hash id",
+			"app.nd": "replicated", "app.dm": "hash id", "app.bp": "hash id", "app.ts": "hash id", "app.iv": "random", "app.lt": "random",
+		},
+	})
 	keys := map[string][2][]string{
 		"ci": {{"'AbC'", "'b'"}, {"'aBc'"}}, "en": {{"'sad'"}, {`'it''s "ok"'`}}, "co": {{"'(1,x)'::app.pair", "'(2,\"a,b\")'"}, {"'(3,)'"}},
 		"ar": {{"'{a,NULL}'", "'{}'"}, {`'{{"x\"y"}}'`}}, "nu": {{"1.0", "2.50", "'NaN'"}, {"1.00"}}, "nd": {{"'AbC'", "'b'"}, {"'aBC'"}},
@@ -187,8 +190,10 @@ func TestMirrorKeyTypes(t *testing.T) {
 
 // 50 MiB of text, in one value, through every path.
 func TestMirrorHuge(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text, n int)`,
-		policies: map[string]string{"app.t": "hash id"}})
+	m := mustMirror(t, mirrorConfig{
+		shards: 2, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text, n int)`,
+		policies: map[string]string{"app.t": "hash id"},
+	})
 	same := func() {
 		t.Helper()
 		var got []string

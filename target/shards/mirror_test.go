@@ -51,8 +51,6 @@ type mirrorConfig struct {
 	replicated, random []string
 	names              target.NameMap
 	engine             target.Options
-	// wantOpenError makes Open's error the result.
-	wantOpenError bool
 }
 
 func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
@@ -196,8 +194,10 @@ func (m *mirror) readTables(c mirrorConfig) {
 		name := r[0] + "." + r[1]
 		st := m.tables[name]
 		if st == nil {
-			st = &source.Table{Schema: r[0], Name: r[1], Identity: pgoutput.ReplicaIdentity(r[2][0]), Root: r[9], Deferrable: r[10] == "t",
-				Policy: router.Policy{Kind: router.Hash, NumSegments: len(m.src)}}
+			st = &source.Table{
+				Schema: r[0], Name: r[1], Identity: pgoutput.ReplicaIdentity(r[2][0]), Root: r[9], Deferrable: r[10] == "t",
+				Policy: router.Policy{Kind: router.Hash, NumSegments: len(m.src)},
+			}
 			if slices.Contains(c.replicated, name) {
 				st.Policy.Kind = router.Replicated
 			}
@@ -206,8 +206,10 @@ func (m *mirror) readTables(c mirrorConfig) {
 			}
 			m.tables[name] = st
 		}
-		st.Columns = append(st.Columns, source.Column{Name: r[3], TypeOID: uint32(atou([]byte(r[4]))), TypeName: r[5],
-			Generated: r[6] != "", PrimaryKey: r[7] == "t", Key: r[8] == "t" || r[2] == "f"})
+		st.Columns = append(st.Columns, source.Column{
+			Name: r[3], TypeOID: uint32(atou([]byte(r[4]))), TypeName: r[5],
+			Generated: r[6] != "", PrimaryKey: r[7] == "t", Key: r[8] == "t" || r[2] == "f",
+		})
 	}
 	m.o.Tables = nil
 	for _, st := range m.tables {
@@ -222,7 +224,7 @@ func queryRows2(t testing.TB, dsn, sql string) [][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background())
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	res := conn.ExecParams(context.Background(), sql, nil, nil, nil, nil).Read()
 	if res.Err != nil {
 		t.Fatal(res.Err)
@@ -303,8 +305,10 @@ func (m *mirror) batch() *dtx.Batch {
 	part := func(i int, d decoded, lowest bool) dtx.Part {
 		m.spool++
 		m.rows[m.spool] = d.changes
-		return dtx.Part{GXID: m.gxid, Content: dtx.Content(i), EndLSN: dtx.LSN(m.spool), Spool: m.spool, Rows: int64(len(d.changes)),
-			Barrier: d.barrier, Lowest: lowest}
+		return dtx.Part{
+			GXID: m.gxid, Content: dtx.Content(i), EndLSN: dtx.LSN(m.spool), Spool: m.spool, Rows: int64(len(d.changes)),
+			Barrier: d.barrier, Lowest: lowest,
+		}
 	}
 	var open []dtx.Part
 	closeStep := func() {
