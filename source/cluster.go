@@ -50,8 +50,8 @@ const fresh = time.Second
 
 // Discover finds the source's nodes. A list made by hand is taken as it is; when
 // the coordinator belongs to a Cloudberry or Greenplum cluster, it must name as
-// many segments as the cluster has, and its connections are opened in utility
-// mode. Without a list the coordinator must belong to such a cluster.
+// many segments as the cluster has, and connections are opened in utility mode.
+// Without a list the coordinator must belong to such a cluster.
 func Discover(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 15 * time.Second
@@ -87,7 +87,12 @@ func Discover(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 		}
 	}
 	c.cat, c.readAt = cat, time.Now()
-	c.nodes = []Node{{Content: dtx.Coordinator, DSN: cfg.Coordinator}}
+	// The coordinator's replication connection, too: Greenplum 6 lets no other in.
+	coordinator := Node{Content: dtx.Coordinator, DSN: cfg.Coordinator}
+	if coordinator.DSN, err = withOption(coordinator, cat.option); err != nil {
+		return nil, err
+	}
+	c.nodes = []Node{coordinator}
 	if !c.found {
 		return c, c.list()
 	}
@@ -133,7 +138,8 @@ func (c *Cluster) find() error {
 	return nil
 }
 
-// Nodes lists the coordinator and every primary segment, as they were found.
+// Nodes lists the coordinator and every primary segment, as they were found; in
+// a cluster with connection strings that ask for utility mode.
 func (c *Cluster) Nodes() []Node { return slices.Clone(c.nodes) }
 
 // Segments is the number of segments.

@@ -120,7 +120,7 @@ func segmentDSN(content dtx.Content, coordinator string, at hostPort, option str
 	return dsn, nil
 }
 
-// withOption adds the utility-mode option to a segment's own connection string.
+// withOption adds the utility-mode option to a node's own connection string.
 func withOption(n Node, option string) (string, error) {
 	c, err := repl.ParseDSN(n.Content, n.DSN)
 	if err != nil {

@@ -18,28 +18,38 @@ import (
 	"cbrepl/source/repl/repltest"
 )
 
-// inserts is a sink that tells of every row inserted; a commit's end is a
-// position.
+// inserts is a sink that tells of every transaction with an insert, once its
+// end is a position: a new connection does not deliver it again.
 type inserts chan struct{}
 
-func (inserts) Reset(repl.Server, repl.Slot) error { return nil }
-func (inserts) Quiet() bool                        { return false }
-func (inserts) Close() error                       { return nil }
+// insertSink keeps what inserts needs of the transaction being received.
+type insertSink struct {
+	rows inserts
+	seen bool
+}
 
-func (s inserts) Message(ctx context.Context, out *feed.Out, _ dtx.LSN, payload []byte) error {
+func (s *insertSink) Reset(repl.Server, repl.Slot) error { s.seen = false; return nil }
+func (s *insertSink) Quiet() bool                        { return false }
+func (s *insertSink) Close() error                       { return nil }
+
+func (s *insertSink) Message(ctx context.Context, out *feed.Out, _ dtx.LSN, payload []byte) error {
 	switch payload[0] {
 	case 'I':
-		select {
-		case s <- struct{}{}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		s.seen = true
 	case 'C': // flags, commit LSN, end LSN
 		var end uint64
 		for _, b := range payload[10:18] {
 			end = end<<8 | uint64(b)
 		}
-		return out.Position(ctx, dtx.LSN(end))
+		if err := out.Position(ctx, dtx.LSN(end)); err != nil || !s.seen {
+			return err
+		}
+		s.seen = false
+		select {
+		case s.rows <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return nil
 }
@@ -107,7 +117,7 @@ func (m *moving) read() {
 	f, err := feed.New(feed.Options{
 		Content: content, DSN: m.cl.Nodes()[content+1].DSN, Resolve: m.cl.Resolver(content), Slot: m.slot, Publication: "p",
 		BackoffMin: 10 * time.Millisecond, BackoffMax: 100 * time.Millisecond, PositionEvery: -1,
-	}, m.rows)
+	}, &insertSink{rows: m.rows})
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ type catalogue struct {
 	cluster bool
 	// primaries by content, rising.
 	primaries []primary
-	// option opens a session on a segment in utility mode.
+	// option opens a session in utility mode.
 	option string
 }
 
@@ -71,8 +71,8 @@ func readCatalogue(ctx context.Context, conn *pgx.Conn) (*catalogue, error) {
 	return c, err
 }
 
-// utilityOption finds the option that opens a session on a segment in utility
-// mode. Where gp_role is fixed when a session starts (Greenplum 7, Cloudberry)
+// utilityOption finds the option that opens a session in utility mode: segments
+// take no other. Where gp_role is fixed when a session starts (Greenplum 7, Cloudberry)
 // it is that; where it can be set later (Greenplum 6) it does not count at the
 // start, and gp_session_role does, which pg_settings does not list.
 func utilityOption(ctx context.Context, conn *pgx.Conn) (string, error) {

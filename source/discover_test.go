@@ -8,8 +8,10 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
+	"cbrepl/source/repl"
 )
 
 // gpCatalogue is the part of a cluster's catalogue that discovery reads, made on
@@ -183,6 +185,17 @@ func realCluster(t *testing.T, dsn string) {
 			t.Errorf("content %d: the server says %d, %t, %v", n.Content, is, ok, err)
 		}
 		closeConn(conn)
+		// The server is too old for more than the start of a replication session.
+		rc, err := repl.ParseDSN(n.Content, n.DSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rc.RuntimeParams["replication"] = "database"
+		if pg, err := pgconn.ConnectConfig(ctx, rc); err != nil {
+			t.Errorf("content %d: replication connection: %v", n.Content, err)
+		} else {
+			_ = pg.Close(ctx)
+		}
 		if dsn, err := cl.resolve(ctx, n.Content); n.Content >= 0 && (err != nil || dsn != n.DSN) {
 			t.Errorf("content %d is elsewhere now: %v", n.Content, err)
 		}

@@ -120,6 +120,7 @@ func connect(ctx context.Context, n Node) (*pgx.Conn, error) {
 	pc.DefaultQueryExecMode = pgx.QueryExecModeExec
 	pc.RuntimeParams["search_path"] = "pg_catalog"
 	pc.RuntimeParams["client_encoding"] = "UTF8"
+	pc.RuntimeParams["quote_all_identifiers"] = "off" // names of types are compared as printed
 	if pc.RuntimeParams["application_name"] == "" {
 		pc.RuntimeParams["application_name"] = "cbrepl"
 	}
