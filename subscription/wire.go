@@ -127,7 +127,7 @@ func newStreams(c *config.Config, cl *source.Cluster, st target.State, sp *spool
 	}
 	car := carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
 	co, err := coordinator.New(coordinator.Options{
-		DSN: c.Source.Coordinator.DSN.Reveal(), Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car,
+		DSN: cl.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car,
 		Expect: expect[dtx.Coordinator], StatusInterval: c.Source.StatusInterval, Logger: log,
 	})
 	if err != nil {
