@@ -30,6 +30,8 @@ func connected(t *testing.T, o Options) *Target {
 
 func TestReadTables(t *testing.T) {
 	coordinator, dbs := sharedDatabases(t, 1)
+	// What a server defaults to does not change how names and types are read.
+	execSQL(t, dbs[0], "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET quote_all_identifiers = on', current_database()); END $$")
 	execSQL(t, dbs[0], `
 		CREATE SCHEMA "Odd.Name";
 		CREATE DOMAIN "Odd.Name".short AS varchar(10) NOT NULL DEFAULT 'x';

@@ -62,6 +62,8 @@ func newNode(name string, index int, dsn string) (*node, error) {
 		"search_path":                 "pg_catalog",
 		"timezone":                    "UTC",
 		"standard_conforming_strings": "on",
+		// Names of types are compared as printed.
+		"quote_all_identifiers": "off",
 		// Statements over many rows look expensive and would be compiled each time.
 		"jit": "off",
 	} {
