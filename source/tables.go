@@ -32,6 +32,8 @@ const publishedSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.rel
  CASE WHEN c.relispartition THEN (SELECT rn.nspname || '.' || r.relname
    FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace WHERE r.oid = pg_partition_root(c.oid)) ELSE '' END,
  coalesce(to_jsonb(pt)->'attnames', 'null')::text, coalesce(to_jsonb(pt)->>'rowfilter', '') <> '',
+ EXISTS (SELECT FROM pg_constraint x WHERE x.condeferrable AND x.contype IN ('p', 'u', 'x')
+   AND (x.conrelid = c.oid OR x.conrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))),
  (SELECT coalesce(jsonb_agg(jsonb_build_object('name', a.attname, 'oid', a.atttypid::bigint,
      'type', format_type(a.atttypid, a.atttypmod), 'generated', a.attgenerated <> '',
      'key', coalesce(a.attnum = ANY (k.indkey::int2[]), c.relreplident = 'f'),
@@ -108,7 +110,7 @@ func (p *probe) published(ctx context.Context, conn *pgx.Conn) error {
 func scanTable(row pgx.CollectableRow) (publishedTable, error) {
 	var t publishedTable
 	var kind, ident, list, cols string
-	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.RowFilter, &cols); err != nil {
+	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.RowFilter, &t.Deferrable, &cols); err != nil {
 		return t, err
 	}
 	t.Identity = pgoutput.ReplicaIdentity(ident[0])
