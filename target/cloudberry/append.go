@@ -197,7 +197,7 @@ func (b *backend) updateInParts(ctx context.Context, f *tableFacts, op *target.U
 		to := min(from+replaceRows, op.N)
 		part := *op
 		part.N = to - from
-		part.Keys, part.Set, part.Same = slice(op.Keys, from, to), slice(op.Set, from, to), slice(op.Same, from, to)
+		part.Keys, part.Set, part.Same = slice(op.Keys, from, to, op.N), slice(op.Set, from, to, op.N), slice(op.Same, from, to, op.N)
 		found, err := b.updateAppendOnly(ctx, f, &part)
 		if err != nil {
 			return all, err
@@ -223,8 +223,11 @@ func columnsOf(s target.Set, n int) [][][]byte {
 	return out
 }
 
-// slice copies rows from..to-1 of a set.
-func slice(s target.Set, from, to int) target.Set {
+// slice copies rows from..to-1 of a set of n; all of them are the set itself.
+func slice(s target.Set, from, to, n int) target.Set {
+	if from == 0 && to == n {
+		return s
+	}
 	return pick(s, func(i int) bool { return i >= from && i < to })
 }
 

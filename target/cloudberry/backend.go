@@ -149,7 +149,7 @@ func (b *backend) facts(t *target.Table, changed bool) *tableFacts {
 }
 
 // run executes statements in one round trip, what is ahead of them included, and
-// returns their results.
+// returns their results; after an error, those of the statements before it.
 func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, error) {
 	pre := b.takePrefix()
 	if explain := b.t.opts.private.explain; explain != nil {
@@ -167,7 +167,7 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 	}
 	results, err := b.s.conn.ExecBatch(ctx, &batch).ReadAll()
 	if err != nil {
-		return nil, err
+		return results[min(len(pre), len(results)):], err
 	}
 	if len(results) != len(pre)+len(qs) {
 		return nil, stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
@@ -253,11 +253,12 @@ func faultOrNil(err error) error {
 	return dataFault(err)
 }
 
-// smallRows is up to how many rows an INSERT of values costs less than COPY,
-// which always goes to every segment and commits in two phases.
+// fewRows is up to how many rows a statement per row costs less than one for all:
+// a statement with constants goes to one segment, a join or a COPY to all.
+// fewBytes bounds the rows that are inserted that way.
 const (
-	smallRows  = 3
-	smallBytes = 64 << 10
+	fewRows  = 3
+	fewBytes = 64 << 10
 )
 
 // insert inserts all rows of op.
@@ -271,7 +272,7 @@ func (b *backend) insert(ctx context.Context, op *target.CopyOp) (int64, error) 
 		}
 		return res.CommandTag.RowsAffected(), nil
 	}
-	if op.Rows <= smallRows && len(op.Data) <= smallBytes {
+	if op.Rows <= fewRows && len(op.Data) <= fewBytes {
 		return b.insertValues(ctx, op)
 	}
 	sql := strings.Join(append(b.takePrefix(), copySQL(op.Table, op.Cols)), "; ")
@@ -286,29 +287,26 @@ func (b *backend) insert(ctx context.Context, op *target.CopyOp) (int64, error) 
 // COPY would read them.
 func (b *backend) insertValues(ctx context.Context, op *target.CopyOp) (int64, error) {
 	t := op.Table
-	q := new(query)
-	q.WriteString("INSERT INTO " + pgside.TableName(t) + " (")
-	identity := false
-	for i, c := range op.Cols {
-		if i > 0 {
-			q.WriteString(", ")
-		}
-		q.WriteString(pgside.Column(t, c))
-		identity = identity || t.Columns[c].IdentityAlways
-	}
-	q.WriteString(")")
-	if identity {
-		q.WriteString(" OVERRIDING SYSTEM VALUE")
-	}
-	q.WriteString(" VALUES ")
-	row := 0
+	identity := slices.ContainsFunc(op.Cols, func(c int) bool { return t.Columns[c].IdentityAlways })
+	var qs []*query
 	for line := range bytes.Lines(op.Data) {
-		if row > 0 {
-			q.WriteString(", ")
+		q := new(query)
+		q.WriteString("INSERT INTO " + pgside.TableName(t) + " (")
+		for i, c := range op.Cols {
+			if i > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(pgside.Column(t, c))
 		}
-		row++
+		q.WriteString(")")
+		if identity {
+			q.WriteString(" OVERRIDING SYSTEM VALUE")
+		}
+		q.WriteString(" VALUES (")
 		for i, raw := range bytes.Split(line[:len(line)-1], []byte{'\t'}) {
-			q.WriteString([2]string{", ", "("}[btoi(i == 0)])
+			if i > 0 {
+				q.WriteString(", ")
+			}
 			if string(raw) == `\N` {
 				q.WriteString("NULL")
 				continue
@@ -316,17 +314,22 @@ func (b *backend) insertValues(ctx context.Context, op *target.CopyOp) (int64, e
 			q.WriteString(q.value(pgside.Unescape(make([]byte, 0, len(raw)), raw)))
 		}
 		q.WriteString(")")
+		qs = append(qs, q)
 	}
-	res, err := b.one(ctx, q)
+	done, err := b.run(ctx, qs...)
 	if err != nil {
 		err = dataFault(err)
 		var de *target.DataError
-		if errors.As(err, &de) && op.Rows == 1 {
-			de.Row = 0
+		if errors.As(err, &de) {
+			de.Row = len(done)
 		}
 		return 0, err
 	}
-	return res.CommandTag.RowsAffected(), nil
+	var n int64
+	for _, res := range done {
+		n += res.CommandTag.RowsAffected()
+	}
+	return n, nil
 }
 
 func btoi(b bool) int {

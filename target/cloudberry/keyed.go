@@ -75,43 +75,79 @@ func (b *backend) Delete(ctx context.Context, _ dtx.Content, op *target.DeleteOp
 	return found, faultOrNil(err)
 }
 
-// deleteHeap is one statement. It answers with the ordinals of the keys it met
-// unless nobody asks which: after a delete there is nothing left to look for.
+// deleteHeap answers with the ordinals of the keys it met unless nobody asks which:
+// after a delete there is nothing left to look for.
 func (b *backend) deleteHeap(ctx context.Context, f *tableFacts, op *target.DeleteOp) (target.Found, error) {
-	t := op.Table
 	wanted := op.Ordinals || len(op.Fetch) > 0
-	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
-	q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t")
 	if !wanted && op.Partial && op.N > 1 && len(op.Differ.Cols) == 0 && f.anyable(op.Keys.Cols) {
-		q.WriteString(" WHERE " + q.anyOf(t, op.Keys.Cols[0], op.Keys.Vals[0]))
+		q := new(query)
+		q.WriteString("DELETE FROM " + pgside.Only(op.Table) + " AS t WHERE " + q.anyOf(op.Table, op.Keys.Cols[0], op.Keys.Vals[0]))
 		res, err := b.one(ctx, q)
 		if err != nil {
 			return target.Found{}, err
 		}
 		return target.Found{Rows: res.CommandTag.RowsAffected()}, nil
 	}
-	r, err := b.rows(ctx, q, f, op.N, false, namedSet{"k", op.Keys}, namedSet{"g", op.Differ})
+	return b.inPieces(ctx, op.N, wanted, op.Partial, func(q *query, from, to int) (bool, error) {
+		keys, differ, n := slice(op.Keys, from, to, op.N), slice(op.Differ, from, to, op.N), to-from
+		r, err := b.rows(ctx, q, f, n, false, namedSet{"k", keys}, namedSet{"g", differ})
+		if err != nil {
+			return false, err
+		}
+		q.WriteString("DELETE FROM " + pgside.Only(op.Table) + " AS t")
+		if r.from != "" {
+			q.WriteString(" USING " + r.from)
+		}
+		q.where(op.Table, keys, target.Set{}, differ, r)
+		if err := b.prune(ctx, q, f, n, keys.Cols, keys.Vals); err != nil {
+			return false, err
+		}
+		answers := wanted || !op.Partial && n > 1
+		if answers {
+			q.WriteString(" RETURNING " + r.ord)
+			q.columns(op.Table, op.Fetch)
+		}
+		return answers, nil
+	})
+}
+
+// inPieces runs the statement of an operation on n rows, or one per row when they
+// are few, in one round trip. build writes the statement for rows from..to-1 and
+// tells whether it answers with rows.
+func (b *backend) inPieces(ctx context.Context, n int, wanted, partial bool, build func(q *query, from, to int) (bool, error)) (target.Found, error) {
+	step := n
+	if n <= fewRows && b.t.opts.private.rowset == rowsAuto {
+		step = 1
+	}
+	var qs []*query
+	answers := make([]bool, 0, fewRows)
+	for from := 0; from < n; from += step {
+		q := new(query)
+		a, err := build(q, from, from+step)
+		if err != nil {
+			return target.Found{}, err
+		}
+		qs, answers = append(qs, q), append(answers, a)
+	}
+	results, err := b.run(ctx, qs...)
 	if err != nil {
 		return target.Found{}, err
 	}
-	if r.from != "" {
-		q.WriteString(" USING " + r.from)
+	var all target.Found
+	for i, res := range results {
+		found := readFound(res, step, answers[i], wanted, partial)
+		all.Rows += found.Rows
+		all.MissingRows += found.MissingRows
+		for _, m := range found.Missing {
+			all.Missing = append(all.Missing, m+i*step)
+		}
+		for _, o := range found.Ordinals {
+			all.Ordinals = append(all.Ordinals, o+i*step)
+		}
+		all.Values = append(all.Values, found.Values...)
 	}
-	q.where(t, op.Keys, target.Set{}, op.Differ, r)
-	if err := b.prune(ctx, q, f, op.N, op.Keys.Cols, op.Keys.Vals); err != nil {
-		return target.Found{}, err
-	}
-	answers := wanted || !op.Partial && op.N > 1
-	if answers {
-		q.WriteString(" RETURNING " + r.ord)
-		q.columns(t, op.Fetch)
-	}
-	res, err := b.one(ctx, q)
-	if err != nil {
-		return target.Found{}, err
-	}
-	return readFound(res, op.N, answers, wanted, op.Partial), nil
+	return all, nil
 }
 
 // readFound reads the answer of a statement: rows of ordinal and fetched columns,
@@ -165,43 +201,43 @@ func (b *backend) Update(ctx context.Context, _ dtx.Content, op *target.UpdateOp
 	return found, faultOrNil(err)
 }
 
-// updateHeap is one statement that counts; which keys are missing is looked up
-// afterwards, for an update changes no key. Where a key can have several rows a
-// count says nothing, and the statement answers with ordinals.
+// updateHeap counts; which keys are missing is looked up afterwards, for an update
+// changes no key. Where a key can have several rows a count says nothing, and the
+// statement answers with ordinals.
 func (b *backend) updateHeap(ctx context.Context, f *tableFacts, op *target.UpdateOp) (target.Found, error) {
 	t := op.Table
 	unique := pgside.UniqueKeys(t, op.Keys.Cols)
-	q := new(query)
 	b.planFor(f.plan(op.Keys.Cols))
-	r, err := b.rows(ctx, q, f, op.N, true, namedSet{"k", op.Keys}, namedSet{"s", op.Set}, namedSet{"g", op.Same})
-	if err != nil {
-		return target.Found{}, err
-	}
-	q.WriteString("UPDATE " + pgside.Only(t) + " AS t SET ")
-	for i, c := range op.Set.Cols {
-		if i > 0 {
-			q.WriteString(", ")
+	counted := false // a statement on several rows that does not say which
+	found, err := b.inPieces(ctx, op.N, false, op.Partial, func(q *query, from, to int) (bool, error) {
+		keys, vals, same, n := slice(op.Keys, from, to, op.N), slice(op.Set, from, to, op.N), slice(op.Same, from, to, op.N), to-from
+		r, err := b.rows(ctx, q, f, n, true, namedSet{"k", keys}, namedSet{"s", vals}, namedSet{"g", same})
+		if err != nil {
+			return false, err
 		}
-		q.WriteString(pgside.Column(t, c) + " = " + pgside.Cast(t, c, r.ref("s", i)))
-	}
-	if r.from != "" {
-		q.WriteString(" FROM " + r.from)
-	}
-	q.where(t, op.Keys, op.Same, target.Set{}, r)
-	if err := b.prune(ctx, q, f, op.N, op.Keys.Cols, op.Keys.Vals); err != nil {
-		return target.Found{}, err
-	}
-	answers := !unique && op.N > 1 && !op.Partial
-	if answers {
-		q.WriteString(" RETURNING " + r.ord)
-	}
-	res, err := b.one(ctx, q)
-	if err != nil {
-		return target.Found{}, err
-	}
-	found := readFound(res, op.N, answers, false, op.Partial)
-	if answers || op.N == 1 || op.Partial || found.Rows == int64(op.N) {
-		return found, nil
+		q.WriteString("UPDATE " + pgside.Only(t) + " AS t SET ")
+		for i, c := range vals.Cols {
+			if i > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(pgside.Column(t, c) + " = " + pgside.Cast(t, c, r.ref("s", i)))
+		}
+		if r.from != "" {
+			q.WriteString(" FROM " + r.from)
+		}
+		q.where(t, keys, same, target.Set{}, r)
+		if err := b.prune(ctx, q, f, n, keys.Cols, keys.Vals); err != nil {
+			return false, err
+		}
+		answers := !unique && n > 1 && !op.Partial
+		if answers {
+			q.WriteString(" RETURNING " + r.ord)
+		}
+		counted = n > 1 && !answers && !op.Partial
+		return answers, nil
+	})
+	if err != nil || !counted || found.Rows == int64(op.N) {
+		return found, err
 	}
 	seen, err := b.look(ctx, f, op)
 	found.Missing, found.MissingRows = seen.Missing, seen.MissingRows
