@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput/pgotest"
@@ -32,6 +34,15 @@ func drain(tb testing.TB, s *Spool, p dtx.Part) int {
 		tb.Fatal(err)
 	}
 	return n
+}
+
+// cpuTime is the processor time of the process so far, Pebble's work included.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkRows writes and reads back rows of 100 bytes; an operation is a row.
@@ -66,6 +77,7 @@ func BenchmarkRows(b *testing.B) {
 				b.SetBytes(int64(len(msg)))
 				b.ReportAllocs()
 				b.ResetTimer()
+				cpu := cpuTime()
 				flush := func() {
 					for _, p := range queue {
 						if n := drain(b, s, p); int64(n) != p.Rows {
@@ -94,6 +106,7 @@ func BenchmarkRows(b *testing.B) {
 				}
 				flush()
 				b.StopTimer()
+				b.ReportMetric(float64(cpuTime()-cpu)/float64(b.N), "cpu-ns/op")
 				_ = w.Close()
 				if err := s.Close(); err != nil {
 					b.Fatal(err)

@@ -214,7 +214,9 @@ func TestFailingDisk(t *testing.T) {
 	switch {
 	case os.Getenv("CBREPL_TEST_LONG") != "":
 		stride = 4
-	case raceEnabled || testing.Short():
+	case raceEnabled:
+		stride = 500
+	case testing.Short():
 		stride = 200
 	}
 	for _, mode := range []Mode{Applied, Spooled} {
