@@ -42,7 +42,7 @@ func TestKillAtFaultPoints(t *testing.T) {
 			p.configure("faults")
 			p.edit("faults", "spool: {", "spool: {"+tc.spool)
 			p.src.LateMarkers(0, 20)
-			_, stop := p.load(5)
+			_, stop := p.load(5, func(w *demo.Workload) { w.Workers = 3 })
 			for _, point := range tc.points {
 				name, pass, ok := strings.Cut(point, "@")
 				spec := name + "=kill"
