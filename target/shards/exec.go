@@ -22,6 +22,8 @@ type executor struct {
 	segments []dtx.Content
 	// conn returns the connection of a shard inside the batch's transaction.
 	conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)
+	// prepared are the statements of each shard's connection.
+	prepared []statements
 }
 
 var _ target.Backend = (*executor)(nil)
@@ -29,7 +31,7 @@ var _ target.Backend = (*executor)(nil)
 // newBackend returns the backend over n shards; conn opens the batch's
 // transaction of a shard on first use and is called from that shard's goroutine.
 func newBackend(n int, conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)) target.Backend {
-	e := &executor{conn: conn}
+	e := &executor{conn: conn, prepared: make([]statements, n)}
 	for i := range n {
 		e.segments = append(e.segments, dtx.Content(i))
 	}
@@ -199,14 +201,14 @@ func (e *executor) Delete(ctx context.Context, seg dtx.Content, op *target.Delet
 	var q query
 	fetched := op.Ordinals || len(op.Fetch) > 0
 	q.deleteByKey(op, fetched)
-	return e.run(ctx, seg, &q, fetched, len(op.Fetch))
+	return e.run(ctx, seg, &q, op.N, fetched, len(op.Fetch))
 }
 
 // Update updates rows by key.
 func (e *executor) Update(ctx context.Context, seg dtx.Content, op *target.UpdateOp) (target.Found, error) {
 	var q query
 	q.updateByKey(op)
-	return e.run(ctx, seg, &q, false, 0)
+	return e.run(ctx, seg, &q, op.N, false, 0)
 }
 
 // DeleteImages deletes rows by their whole contents.
@@ -214,17 +216,22 @@ func (e *executor) DeleteImages(ctx context.Context, seg dtx.Content, op *target
 	var q query
 	fetched := op.Ordinals || len(op.Fetch) > 0
 	q.deleteImages(op, fetched)
-	return e.run(ctx, seg, &q, fetched, len(op.Fetch))
+	return e.run(ctx, seg, &q, op.N, fetched, len(op.Fetch))
 }
 
 // run executes q and reads its answer: ordinals with fetched columns, or counts
 // with the ordinals that were missing.
-func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, fetched bool, columns int) (target.Found, error) {
+func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, rows int, fetched bool, columns int) (target.Found, error) {
 	conn, err := e.conn(ctx, seg)
 	if err != nil {
 		return target.Found{}, err
 	}
-	res := q.run(ctx, conn)
+	var res *pgconn.Result
+	if fetched { // its columns' types may change under a prepared statement
+		res = q.run(ctx, conn)
+	} else {
+		res = e.prepared[seg].run(ctx, conn, q, rows)
+	}
 	if res.Err != nil {
 		return target.Found{}, dataFault(res.Err)
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/router"
@@ -17,17 +18,22 @@ import (
 // included, exactly as its input function does.
 type query struct {
 	strings.Builder
-	params [][]byte
+	params  [][]byte
+	oids    []uint32
+	formats []int16
+	// keyed is set when every row is found by a unique index, so that no plan
+	// depends on the parameters.
+	keyed bool
 }
 
+// Parameter types.
+const (
+	textArrayOID = 1009
+	int8OID      = 20
+)
+
 func (q *query) run(ctx context.Context, conn *pgconn.PgConn) *pgconn.Result {
-	const textArrayOID, binary = 1009, 1
-	oids := make([]uint32, len(q.params))
-	formats := make([]int16, len(q.params))
-	for i := range q.params {
-		oids[i], formats[i] = textArrayOID, binary
-	}
-	return conn.ExecParams(ctx, q.String(), q.params, oids, formats, nil).Read()
+	return conn.ExecParams(ctx, q.String(), q.params, q.oids, q.formats, nil).Read()
 }
 
 // format writes; a Builder does not fail.
@@ -61,7 +67,17 @@ func copySQL(op *target.CopyOp) string {
 
 // param adds a vector and returns its number.
 func (q *query) param(v *target.Vec) string {
-	q.params = append(q.params, v.TextArray())
+	return q.add(v.TextArray(), textArrayOID, pgx.BinaryFormatCode)
+}
+
+// number adds a number and returns its own. It is no part of the text, so that
+// statements over different numbers of rows have one text.
+func (q *query) number(n int) string {
+	return q.add(strconv.AppendInt(nil, int64(n), 10), int8OID, pgx.TextFormatCode)
+}
+
+func (q *query) add(value []byte, oid uint32, format int16) string {
+	q.params, q.oids, q.formats = append(q.params, value), append(q.oids, oid), append(q.formats, format)
 	return "$" + strconv.Itoa(len(q.params))
 }
 
@@ -99,6 +115,7 @@ func cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns
 // an index and nothing else.
 func (q *query) keysMatch(t *target.Table, keys target.Set) {
 	indexed := uniqueKeys(t, keys.Cols, true)
+	q.keyed = indexed
 	for i, c := range keys.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
@@ -200,17 +217,15 @@ func (q *query) counts(n int, unique, partial bool, body func()) {
 		q.WriteString(" SELECT count(*) FROM d")
 		return
 	}
-	short := fmt.Sprintf("c.n <> %d", n)
-	distinct := ""
+	all, short, distinct := q.number(n), "c.n", ""
 	if !unique {
-		distinct = ", count(DISTINCT o) AS u"
-		short = fmt.Sprintf("c.u <> %d", n)
+		short, distinct = "c.u", ", count(DISTINCT o) AS u"
 	}
 	q.format(`, c AS (SELECT count(*) AS n%s FROM d)
 SELECT c.n, m.n, m.list FROM c, LATERAL (
   SELECT count(*) AS n, pg_catalog.array_to_string((pg_catalog.array_agg(g.o ORDER BY g.o))[1:%d], ',') AS list
-  FROM pg_catalog.generate_series(1::bigint, %d) g(o)
-  WHERE %s AND NOT EXISTS (SELECT FROM d WHERE d.o = g.o)) m`, distinct, target.MaxMissing, n, short)
+  FROM pg_catalog.generate_series(1::bigint, %s) g(o)
+  WHERE %s <> %s AND NOT EXISTS (SELECT FROM d WHERE d.o = g.o)) m`, distinct, target.MaxMissing, all, short, all)
 }
 
 // returning writes the columns that a delete answers with.

@@ -1,0 +1,53 @@
+package shards
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Statements over few rows spend more time being parsed and planned than being
+// run, and come again with every batch: they are prepared, once per connection.
+const (
+	// preparedRows is up to how many rows a statement is prepared. Beyond it a
+	// plan for the very parameters pays.
+	preparedRows = 200
+	// preparedMax bounds the statements of a connection; then they start over.
+	preparedMax = 500
+)
+
+// statements are the prepared statements of one shard's connection. That shard's
+// goroutine uses them.
+type statements struct {
+	conn  *pgconn.PgConn
+	names map[string]string // by text
+	made  int
+}
+
+// run executes q, as a prepared statement where that pays.
+func (p *statements) run(ctx context.Context, conn *pgconn.PgConn, q *query, rows int) *pgconn.Result {
+	if !q.keyed || rows > preparedRows {
+		return q.run(ctx, conn)
+	}
+	if p.conn != conn {
+		*p = statements{conn: conn, names: map[string]string{}}
+	}
+	text := q.String()
+	name, ok := p.names[text]
+	if !ok {
+		if len(p.names) >= preparedMax {
+			if err := conn.Exec(ctx, "DEALLOCATE ALL").Close(); err != nil {
+				return &pgconn.Result{Err: err}
+			}
+			clear(p.names)
+		}
+		p.made++
+		name = fmt.Sprintf("cbrepl_%d", p.made)
+		if _, err := conn.Prepare(ctx, name, text, q.oids); err != nil {
+			return &pgconn.Result{Err: err}
+		}
+		p.names[text] = name
+	}
+	return conn.ExecPrepared(ctx, name, q.params, q.formats, nil).Read()
+}

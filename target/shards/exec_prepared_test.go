@@ -1,0 +1,59 @@
+package shards
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Prepared statements outlive batches, a change of the table and their own
+// number, and end with their connection.
+func TestMirrorPrepared(t *testing.T) {
+	m := mustMirror(t, mirrorConfig{shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text, n int)`,
+		policies: map[string]string{"app.t": "hash id"}})
+	count := func() int {
+		t.Helper()
+		res := m.tg.shards[0].conn.ExecParams(t.Context(), "SELECT count(*) FROM pg_prepared_statements", nil, nil, nil, nil).Read()
+		if res.Err != nil {
+			t.Fatal(res.Err)
+		}
+		return int(atoi(res.Rows[0][0]))
+	}
+	m.must("INSERT INTO app.t SELECT i, 'v', i FROM generate_series(1, 1000) i")
+	for n := range 10 { // other numbers of rows, one statement
+		m.must(fmt.Sprintf("UPDATE app.t SET v = 'w%d' WHERE id <= %d", n, n+1), fmt.Sprintf("DELETE FROM app.t WHERE id = %d", 900+n))
+	}
+	if n := count(); n != 2 {
+		t.Errorf("%d prepared statements after updates and deletes of one table", n)
+	}
+	m.must("UPDATE app.t SET v = 'many'")
+	if n := count(); n != 2 {
+		t.Errorf("%d prepared statements after an update of many rows", n)
+	}
+	m.exec(m.o.Shards[0], "ALTER TABLE app.t ADD own text DEFAULT 'x', ALTER n TYPE bigint, ALTER v TYPE varchar(100)")
+	m.must("UPDATE app.t SET v = 'x', n = n + 1 WHERE id < 5", "DELETE FROM app.t WHERE id = 6")
+	if err := m.open(); err != nil { // new connections
+		t.Fatal(err)
+	}
+	m.must("UPDATE app.t SET v = 'y' WHERE id < 5")
+	if n := count(); n != 1 {
+		t.Errorf("%d prepared statements on a new connection", n)
+	}
+	conn, err := pgconn.Connect(t.Context(), m.o.Shards[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(t.Context()) }()
+	var s statements
+	for i := range 2*preparedMax + 10 {
+		q := query{keyed: true}
+		fmt.Fprintf(&q, "SELECT %d", i)
+		if res := s.run(t.Context(), conn, &q, 1); res.Err != nil || string(res.Rows[0][0]) != fmt.Sprint(i) {
+			t.Fatalf("statement %d: %v", i, res.Err)
+		}
+	}
+	if len(s.names) > preparedMax {
+		t.Errorf("%d statements are kept", len(s.names))
+	}
+}
