@@ -67,15 +67,19 @@ func openCluster(ctx context.Context, dsn string) (*cluster, error) {
 func (c *cluster) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(c.dsn)
 	if err != nil {
-		return nil, &dtx.Error{Op: "read target's connection string", Class: dtx.ClassStop, Msg: "it cannot be read",
-			Hint: "Write it as postgres://user@host:port/database"} // pgx would print it
+		return nil, &dtx.Error{
+			Op: "read target's connection string", Class: dtx.ClassStop, Msg: "it cannot be read",
+			Hint: "Write it as postgres://user@host:port/database",
+		} // pgx would print it
 	}
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	cfg.RuntimeParams["application_name"] = "cbrepl demo"
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return nil, &dtx.Error{Op: "connect to the target", Class: dtx.ClassStop, Err: err,
-			Hint: "Give the connection string of the cluster's coordinator, with a role that may create a schema"}
+		return nil, &dtx.Error{
+			Op: "connect to the target", Class: dtx.ClassStop, Err: err,
+			Hint: "Give the connection string of the cluster's coordinator, with a role that may create a schema",
+		}
 	}
 	for _, set := range []string{"SET timezone = 'UTC'", "SET datestyle = 'ISO, MDY'", "SET client_min_messages = error"} {
 		if _, err := conn.Exec(ctx, set); err != nil {

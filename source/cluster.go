@@ -225,8 +225,10 @@ func (c *Cluster) read(ctx context.Context) error {
 		return err
 	}
 	if !cat.cluster {
-		return &dtx.Error{Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
-			Msg: "the server has no gp_segment_configuration any more", Hint: "Correct source.coordinator.dsn"}
+		return &dtx.Error{
+			Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
+			Msg: "the server has no gp_segment_configuration any more", Hint: "Correct source.coordinator.dsn",
+		}
 	}
 	c.cat, c.readAt = cat, time.Now()
 	return nil

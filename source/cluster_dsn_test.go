@@ -91,8 +91,13 @@ func TestAddresses(t *testing.T) {
 		port              int
 		want              string
 	}{
-		{"sdw1", "", 6000, "10.0.0.1:7000"}, {"sdw1", "", 6001, "10.0.0.2:6001"}, {"sdw1-ic", "sdw1", 6001, "10.0.0.2:6001"},
-		{"sdw2-a", "sdw2", 6001, "10.0.0.3:1"}, {"sdw3", "sdw3", 5, "sdw3:5"}, {"fe80::1", "", 9, "[::2]:8"}, {"fe80::1", "", 10, "[::1]:10"},
+		{"sdw1", "", 6000, "10.0.0.1:7000"},
+		{"sdw1", "", 6001, "10.0.0.2:6001"},
+		{"sdw1-ic", "sdw1", 6001, "10.0.0.2:6001"},
+		{"sdw2-a", "sdw2", 6001, "10.0.0.3:1"},
+		{"sdw3", "sdw3", 5, "sdw3:5"},
+		{"fe80::1", "", 9, "[::2]:8"},
+		{"fe80::1", "", 10, "[::1]:10"},
 	} {
 		if got := mapAddress(rules, primary{address: tc.address, hostname: tc.hostname, port: tc.port}).String(); got != tc.want {
 			t.Errorf("%s (%s) port %d: %s, want %s", tc.address, tc.hostname, tc.port, got, tc.want)

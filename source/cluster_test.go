@@ -241,16 +241,20 @@ func TestClusterSize(t *testing.T) {
 		want   string
 	}{
 		"expanded": {expand, false, "the cluster was expanded: it has 4 primary segments now, the subscription reads 3"},
-		"shrunk": {func(m *moving) {
-			m.on(-1, "SET allow_system_table_mods = on; DELETE FROM pg_catalog.gp_segment_configuration WHERE content = 2")
+		"shrunk": {
+			func(m *moving) {
+				m.on(-1, "SET allow_system_table_mods = on; DELETE FROM pg_catalog.gp_segment_configuration WHERE content = 2")
+			},
+			false, "the cluster was shrunk: it has 2",
 		},
-			false, "the cluster was shrunk: it has 2"},
 		"expanded, watched": {expand, true, "the cluster was expanded"},
-		"promoted, watched": {func(m *moving) {
-			m.primary(content, "127.0.0.1", m.src.Node(0).Port())
-			m.on(0, "SELECT pg_drop_replication_slot('"+m.slot+"')")
+		"promoted, watched": {
+			func(m *moving) {
+				m.primary(content, "127.0.0.1", m.src.Node(0).Port())
+				m.on(0, "SELECT pg_drop_replication_slot('"+m.slot+"')")
+			},
+			true, "content 1 needs resync",
 		},
-			true, "content 1 needs resync"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMoving(t)

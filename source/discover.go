@@ -118,7 +118,7 @@ func contentOf(ctx context.Context, conn *pgx.Conn) (dtx.Content, bool, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 16)
 	if err != nil {
-		return 0, false, nil
+		return 0, false, fmt.Errorf("gp_contentid is %q, want a content id", text)
 	}
 	return dtx.Content(n), true, nil
 }
