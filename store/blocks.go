@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"cbrepl/dtx"
 )
 
@@ -43,8 +45,8 @@ func (s *Spool) reap(l *lane, c *chain) int64 {
 		l.held, l.heldOf = nil, 0
 	}
 	l.bytes -= c.bytes
-	l.order[c.num.class()].died(c)
 	s.deadDisk.Add(c.disk)
+	l.order[c.num.class()].died()
 	return c.bytes
 }
 
@@ -108,13 +110,10 @@ func (s *Spool) untail(c *chain, off uint64, buf []byte, kept bool) {
 // putBlock writes a block to Pebble. It is not synced: in mode Spooled the
 // commit that makes it part of something is.
 func (s *Spool) putBlock(ctx context.Context, c dtx.Content, n chainNum, off uint64, buf []byte) error {
-	b := s.db.NewBatchWithSize(len(buf) + 64)
-	defer b.Close()
-	op := b.SetDeferred(dataKeyLen, len(buf))
-	appendDataKey(op.Key[:0], c, n, off)
-	copy(op.Value, buf)
-	if err := op.Finish(); err != nil {
-		return err
-	}
-	return s.db.apply(ctx, b, false)
+	return s.db.update(ctx, false, func(b *pebble.Batch) error {
+		op := b.SetDeferred(dataKeyLen, len(buf))
+		appendDataKey(op.Key[:0], c, n, off)
+		copy(op.Value, buf)
+		return op.Finish()
+	})
 }

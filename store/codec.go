@@ -101,8 +101,10 @@ func encodePart(p dtx.Part, st stored) []byte {
 
 func decodePart(b []byte) (dtx.Part, stored, error) {
 	d := dec{b: b}
-	p := dtx.Part{GXID: dtx.GXID(d.u64()), Kind: dtx.Kind(d.u8()), EndLSN: dtx.LSN(d.u64()),
-		CommitTime: dtx.PGTime(d.u64()), Rows: int64(d.u64()), Bytes: int64(d.u64()), Barrier: d.u8() != 0}
+	p := dtx.Part{
+		GXID: dtx.GXID(d.u64()), Kind: dtx.Kind(d.u8()), EndLSN: dtx.LSN(d.u64()), CommitTime: dtx.PGTime(d.u64()),
+		Rows: int64(d.u64()), Bytes: int64(d.u64()), Barrier: d.u8() != 0,
+	}
 	st := stored{flags: d.u8(), size: int64(d.u64()), aborted: d.xids()}
 	return p, st, d.done("part record")
 }

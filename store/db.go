@@ -159,14 +159,19 @@ func (d *database) applyNow(b *pebble.Batch, sync bool) error {
 	return d.failed()
 }
 
+// update applies the batch that f fills, if it does.
+func (d *database) update(ctx context.Context, sync bool, f func(*pebble.Batch) error) error {
+	b := d.NewBatch()
+	err := f(b)
+	if err == nil && !b.Empty() {
+		err = d.apply(ctx, b, sync)
+	}
+	return errors.Join(err, b.Close())
+}
+
 // sync makes everything applied before durable.
 func (d *database) sync(ctx context.Context) error {
-	b := d.NewBatch()
-	defer b.Close()
-	if err := b.LogData(nil, nil); err != nil {
-		return err
-	}
-	return d.apply(ctx, b, true)
+	return d.update(ctx, true, func(b *pebble.Batch) error { return b.LogData(nil, nil) })
 }
 
 // flush writes the memtables to tables and waits for it.
@@ -242,7 +247,7 @@ func (d *database) get(key []byte) ([]byte, io.Closer, error) {
 
 func (d *database) close() error {
 	d.closed.Store(true)
-	_, err := protect(func() (struct{}, error) { return struct{}{}, d.DB.Close() })
+	_, err := protect(func() (struct{}, error) { return struct{}{}, d.DB.Close() }) //nolint:staticcheck // close is ours
 	return err
 }
 
@@ -259,7 +264,7 @@ func (d *database) listener() pebble.EventListener {
 		time.Sleep(20 * time.Millisecond)
 	}
 	l.DataCorruption = func(info pebble.DataCorruptionInfo) {
-		d.fs.fail(fmt.Errorf("%w: %s", errCorrupt, info.Details))
+		d.fs.fail(fmt.Errorf("%w: %w", errCorrupt, info.Details))
 	}
 	end := l.FlushEnd
 	l.FlushEnd = func(info pebble.FlushInfo) {

@@ -153,6 +153,11 @@ func (w *failFile) write(op string, do func() error) error {
 	if w.fs.failed() == nil {
 		err = w.fs.check(op, w.name, do())
 	}
+	return w.tell(err)
+}
+
+// tell returns what Pebble hears of err.
+func (w *failFile) tell(err error) error {
 	if w.quiet {
 		return nil
 	}
@@ -161,24 +166,21 @@ func (w *failFile) write(op string, do func() error) error {
 
 func (w *failFile) Write(p []byte) (n int, err error) {
 	err = w.write("write", func() (e error) { n, e = w.File.Write(p); return e })
-	if w.quiet {
-		return len(p), nil
+	if err == nil {
+		n = len(p)
 	}
 	return n, err
 }
 
 func (w *failFile) WriteAt(p []byte, off int64) (n int, err error) {
 	err = w.write("write", func() (e error) { n, e = w.File.WriteAt(p, off); return e })
-	if w.quiet {
-		return len(p), nil
+	if err == nil {
+		n = len(p)
 	}
 	return n, err
 }
 
 func (w *failFile) Preallocate(offset, length int64) error {
-	if w.File == nil || w.fs.failed() != nil {
-		return nil
-	}
 	return w.write("preallocate", func() error { return w.File.Preallocate(offset, length) })
 }
 
@@ -243,8 +245,5 @@ func (w *failFile) Close() error {
 	if w.fs.failed() == nil {
 		err = w.fs.check("close", w.name, err)
 	}
-	if w.quiet {
-		return nil
-	}
-	return err
+	return w.tell(err)
 }

@@ -236,8 +236,10 @@ func TestFailingDisk(t *testing.T) {
 						}
 						return nil
 					}))
-					o := Options{Dir: "a/spool", Mode: mode, MemBytes: minMemBytes, tierBytes: 4 * blockSize,
-						memtableBytes: 256 << 10, deleteBytes: 300 << 10, fs: fs}
+					o := Options{
+						Dir: "a/spool", Mode: mode, MemBytes: minMemBytes, tierBytes: 4 * blockSize,
+						memtableBytes: 256 << 10, deleteBytes: 300 << 10, fs: fs,
+					}
 					err := h.run(context.Background(), o)
 					if hit.Load() == nil {
 						if err != nil {

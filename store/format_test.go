@@ -126,7 +126,6 @@ type script struct {
 	rels  map[string]RelVersion
 	txns  map[string]*Txn
 	parts map[string]dtx.Part
-	lsn   dtx.LSN
 	next  dtx.LSN
 }
 
@@ -149,8 +148,10 @@ func (sc *script) run(d *datadriven.TestData) string {
 	out := ""
 	switch d.Cmd {
 	case "open": // open mode=applied|spooled max-bytes= tier=
-		sc.o = Options{Dir: "spool", Subscription: str("subscription", "s"), MemBytes: minMemBytes, fs: sc.disk,
-			MaxBytes: int64(arg("max-bytes", 1<<20)), MaxParts: arg("max-parts", 1000), tierBytes: int64(arg("tier", 0))}
+		sc.o = Options{
+			Dir: "spool", Subscription: str("subscription", "s"), MemBytes: minMemBytes, fs: sc.disk,
+			MaxBytes: int64(arg("max-bytes", 1<<20)), MaxParts: arg("max-parts", 1000), tierBytes: int64(arg("tier", 0)),
+		}
 		if str("mode", "applied") == "spooled" {
 			sc.o.Mode = Spooled
 		}
@@ -303,7 +304,7 @@ func (sc *script) read(p dtx.Part) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	var out, last string
 	n, total := 0, 0
 	flush := func() {

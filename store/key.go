@@ -102,7 +102,13 @@ func appendRelationKey(b []byte, v RelVersion) []byte {
 
 func metaKey(name string) []byte { return append([]byte{prefixMeta}, name...) }
 
-// splitTables tells Pebble where to cut tables: at every content and class, and
+// rangeBound is appendChainKey for a number that only bounds a range of class k.
+func rangeBound(prefix byte, c dtx.Content, k class, n chainNum) []byte {
+	b := append(appendContent([]byte{prefix}, c), byte(k))
+	return binary.BigEndian.AppendUint64(b, uint64(n))
+}
+
+// tableEnd tells Pebble where to cut tables: at every content and class, and
 // behind a long own chain, so that tables of one content follow each other
 // without overlap and a freed range covers whole tables.
 func tableEnd(start []byte) []byte {

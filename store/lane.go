@@ -94,10 +94,10 @@ type chainOrder struct {
 	dead int
 }
 
-// died notes that c, a chain of the list, is dead. Dead chains in front that
+// died notes that another chain of the list is dead. Dead chains in front that
 // were never on disk leave the list at once; when most of the list is dead,
 // runs are drawn together, so that it stays in proportion to the live ones.
-func (o *chainOrder) died(*chain) {
+func (o *chainOrder) died() {
 	o.dead++
 	i := 0
 	for i < len(o.list) && o.list[i].dead && o.list[i].disk == 0 {
@@ -134,10 +134,10 @@ type deadRun struct {
 	bytes      int64
 }
 
-// takeDead removes runs of dead chains with at least min bytes on disk and
+// takeDead removes runs of dead chains with at least so many bytes on disk and
 // returns them. They reach from neighbour to neighbour, over numbers that are
 // not used in this lane, so that freed ranges join and cover whole tables.
-func (o *chainOrder) takeDead(min int64) (out []deadRun) {
+func (o *chainOrder) takeDead(least int64) (out []deadRun) {
 	if o.dead == 0 {
 		return nil
 	}
@@ -161,7 +161,7 @@ func (o *chainOrder) takeDead(min int64) (out []deadRun) {
 		if j < len(o.list) {
 			r.end = o.list[j].num
 		}
-		if r.bytes > 0 && r.bytes < min {
+		if r.bytes > 0 && r.bytes < least {
 			keep = append(keep, o.list[i:j]...)
 			i = j
 			continue

@@ -353,7 +353,7 @@ func readPart(s *Spool, x *modelTxn) error {
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	for i, w := range x.want() {
 		c, err := r.Next()
 		if err == nil {
@@ -363,7 +363,7 @@ func readPart(s *Spool, x *modelTxn) error {
 			return fmt.Errorf("part %+v row %d: %w", x.part, i, err)
 		}
 	}
-	if c, err := r.Next(); err != io.EOF {
+	if c, err := r.Next(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("part %+v: read %v, %w behind its end", x.part, c, err)
 	}
 	return r.Close()

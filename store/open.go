@@ -149,9 +149,11 @@ func writeMarker(o *Options) error {
 	for _, n := range names {
 		// A first Open that was cut off leaves nothing else.
 		if n != lockName && n != markerTemp {
-			return &dtx.Error{Op: "open spool", Msg: o.Dir, Class: dtx.ClassStop,
+			return &dtx.Error{
+				Op: "open spool", Msg: o.Dir, Class: dtx.ClassStop,
 				Err:  fmt.Errorf("the directory holds other files (%s) and no spool", n),
-				Hint: "Name an empty directory, or one that does not exist"}
+				Hint: "Name an empty directory, or one that does not exist",
+			}
 		}
 	}
 	text := fmt.Sprintf("format %d\nmode %s\nsubscription %q\n", formatVersion, o.Mode, o.Subscription)

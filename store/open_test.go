@@ -69,8 +69,11 @@ func TestOpenRefuses(t *testing.T) {
 			}
 			return path
 		}, Options{}, []string{"not a directory"}},
-		{"bad options", func(t *testing.T) string { return "" }, Options{MemBytes: 1, MaxBytes: 1, Mode: 9},
-			[]string{"directory is not set", "mode(9)", "below one block", "below the least"}},
+		{
+			"bad options", func(t *testing.T) string { return "" },
+			Options{MemBytes: 1, MaxBytes: 1, Mode: 9},
+			[]string{"directory is not set", "mode(9)", "below one block", "below the least"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.o.Dir = tc.setup(t)

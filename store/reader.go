@@ -163,7 +163,7 @@ func (r *reader) unhold() {
 // Next implements PartReader.
 func (r *reader) Next() (*pgoutput.Change, error) {
 	ch, err := r.read()
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = r.s.partFault(r.part, err)
 	}
 	return ch, err

@@ -66,7 +66,7 @@ func FuzzReader(f *testing.F) {
 			}
 		}
 		var e *dtx.Error
-		if err != io.EOF && !errors.As(err, &e) {
+		if !errors.Is(err, io.EOF) && !errors.As(err, &e) {
 			t.Fatalf("error without a place: %v", err)
 		}
 		if r != nil {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -48,11 +49,11 @@ type laneRun struct {
 }
 
 // takeDead takes the dead runs of all lanes.
-func (s *Spool) takeDead(min int64) (runs []laneRun) {
+func (s *Spool) takeDead(least int64) (runs []laneRun) {
 	for _, l := range s.allLanes() {
 		l.mu.Lock()
 		for k := range l.order {
-			for _, r := range l.order[k].takeDead(min) {
+			for _, r := range l.order[k].takeDead(least) {
 				s.deadDisk.Add(-r.bytes)
 				runs = append(runs, laneRun{l.content, r})
 			}
@@ -81,45 +82,36 @@ func (s *Spool) deleteEmptiesOf(l *lane) error {
 		return nil
 	}
 	b := s.db.NewBatch()
-	defer b.Close()
+	var err error
 	for _, e := range l.empties.takeDead() {
-		if err := b.DeleteRange(appendEmptyKey(nil, l.content, e[0]), appendEmptyKey(nil, l.content, e[1]+1), nil); err != nil {
-			return err
-		}
+		err = errors.Join(err, b.DeleteRange(appendEmptyKey(nil, l.content, e[0]), appendEmptyKey(nil, l.content, e[1]+1), nil))
 	}
-	if b.Empty() {
-		return nil
+	if err == nil {
+		err = s.db.applyNow(b, false)
 	}
-	return s.db.applyNow(b, false)
+	return errors.Join(err, b.Close())
 }
 
-// reclaim deletes dead runs of at least min bytes by excising their range:
+// reclaim deletes dead runs of at least so many bytes by excising their range:
 // Pebble drops the tables in it without reading them, and no tombstone is left.
 // Smaller runs, between live chains, wait for their neighbours; when they hold
 // too much of the disk, tombstones delete them.
-func (s *Spool) reclaim(ctx context.Context, min int64) error {
+func (s *Spool) reclaim(ctx context.Context, least int64) error {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
 	if err := s.deleteEmpties(); err != nil {
 		return err
 	}
-	runs := s.takeDead(min)
+	runs := s.takeDead(least)
 	var small []laneRun
 	if s.deadDisk.Load() >= 4*s.opts.deleteBytes {
 		small = s.takeDead(0)
 	}
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := s.deleteRuns(b, runs, prefixPart); err != nil {
+	err := s.db.update(ctx, false, func(b *pebble.Batch) error {
+		return errors.Join(s.deleteRuns(b, runs, prefixPart), s.deleteRuns(b, small, prefixPart, prefixData))
+	})
+	if err != nil {
 		return err
-	}
-	if err := s.deleteRuns(b, small, prefixPart, prefixData); err != nil {
-		return err
-	}
-	if !b.Empty() {
-		if err := s.db.apply(ctx, b, false); err != nil {
-			return err
-		}
 	}
 	return s.excise(ctx, runs)
 }
@@ -183,25 +175,17 @@ func (s *Spool) forget(ctx context.Context) error {
 		return err
 	}
 	runs := s.takeDead(0)
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := s.deleteRuns(b, runs, prefixPart, prefixData); err != nil {
-		return err
-	}
-	for _, l := range s.allLanes() {
-		for n, c := range l.chains {
-			for _, t := range c.txns {
-				if t&txnReleased == 0 || t&txnReadable == 0 {
-					continue
-				}
-				if err := b.Delete(appendTxnKey(nil, prefixPart, l.content, spoolID(n, int(t&txnOffset))), nil); err != nil {
-					return err
+	return s.db.update(ctx, false, func(b *pebble.Batch) error {
+		err := s.deleteRuns(b, runs, prefixPart, prefixData)
+		for _, l := range s.allLanes() {
+			for n, c := range l.chains {
+				for _, t := range c.txns {
+					if t&txnReleased != 0 && t&txnReadable != 0 {
+						err = errors.Join(err, b.Delete(appendTxnKey(nil, prefixPart, l.content, spoolID(n, int(t&txnOffset))), nil))
+					}
 				}
 			}
 		}
-	}
-	if b.Empty() {
-		return nil
-	}
-	return s.db.apply(ctx, b, false)
+		return err
+	})
 }

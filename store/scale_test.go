@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"runtime"
@@ -109,13 +110,11 @@ func TestTinyTransactions(t *testing.T) {
 					}
 					late = append(late[:0], late[10:]...)
 				}
-				if d := (diskStats{}); i == n/4 || i == n-1 {
-					d = stats(t, s)
-					if i == n/4 {
-						first = d
-					} else {
-						last = d
-					}
+				switch i {
+				case n / 4:
+					first = stats(t, s)
+				case n - 1:
+					last = stats(t, s)
 				}
 			}
 			t.Logf("after a quarter %+v, at the end %+v", first, last)
@@ -282,7 +281,7 @@ func TestLargeTransaction(t *testing.T) {
 				}
 				got := int64(0)
 				for ; ; got++ {
-					if _, err := r.Next(); err == io.EOF {
+					if _, err := r.Next(); errors.Is(err, io.EOF) {
 						break
 					} else if err != nil {
 						t.Fatal(err)
@@ -312,8 +311,10 @@ func TestLargeTransaction(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, mode := range []Mode{Applied, Spooled} {
-		s, err := Open(context.Background(), Options{Dir: t.TempDir(), Mode: mode, MemBytes: minMemBytes,
-			tierBytes: 4 * blockSize, memtableBytes: 512 << 10, deleteBytes: 100 << 10, MaxBytes: 4 << 20})
+		s, err := Open(context.Background(), Options{
+			Dir: t.TempDir(), Mode: mode, MemBytes: minMemBytes,
+			tierBytes: 4 * blockSize, memtableBytes: 512 << 10, deleteBytes: 100 << 10, MaxBytes: 4 << 20,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,8 +35,8 @@ type space struct {
 	fullSince time.Time
 }
 
-func newSpace(max int64, maxParts int, now func() time.Time) *space {
-	return &space{max: max, maxParts: maxParts, now: now, exempt: map[dtx.Content]struct{}{}, change: make(chan struct{})}
+func newSpace(limit int64, maxParts int, now func() time.Time) *space {
+	return &space{max: limit, maxParts: maxParts, now: now, exempt: map[dtx.Content]struct{}{}, change: make(chan struct{})}
 }
 
 // add changes the count of bytes and of committed parts.

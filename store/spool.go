@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"cbrepl/dtx"
 )
 
@@ -85,8 +87,10 @@ func (s *Spool) partFault(p dtx.Part, err error) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	return &dtx.Error{Op: "read spooled part", GXID: p.GXID, Content: p.Content, HasContent: true, LSN: p.EndLSN,
-		Class: classOf(err), Err: err}
+	return &dtx.Error{
+		Op: "read spooled part", GXID: p.GXID, Content: p.Content, HasContent: true, LSN: p.EndLSN,
+		Class: classOf(err), Err: err,
+	}
 }
 
 // lane returns a content's lane, made when it is new.
@@ -141,12 +145,9 @@ func (s *Spool) nextChain(k class) chainNum {
 // reserveChains reserves the numbers that follow on disk. It requires chainMu.
 func (s *Spool) reserveChains(ctx context.Context) error {
 	s.chainLimit = s.chains + chainStep
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := b.Set(metaKey(metaChains), binary.BigEndian.AppendUint64(nil, s.chainLimit), nil); err != nil {
-		return err
-	}
-	return s.db.apply(ctx, b, true)
+	return s.db.update(ctx, true, func(b *pebble.Batch) error {
+		return b.Set(metaKey(metaChains), binary.BigEndian.AppendUint64(nil, s.chainLimit), nil)
+	})
 }
 
 // SetExempt names the contents that may write while the spool is full: those the

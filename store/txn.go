@@ -329,17 +329,15 @@ func (t *Txn) store(ctx context.Context, sync bool, record func(*pebble.Batch) e
 // write writes the record and, when last, the block under construction.
 func (t *Txn) write(ctx context.Context, last, sync bool, record func(*pebble.Batch) error) error {
 	w, s := t.w, t.w.s
-	b := s.db.NewBatch()
-	defer b.Close()
-	if last {
-		if err := b.Set(appendDataKey(nil, w.lane.content, t.chain.num, t.blockOff), t.buf, nil); err != nil {
-			return err
+	err := s.db.update(ctx, sync, func(b *pebble.Batch) error {
+		if last {
+			if err := b.Set(appendDataKey(nil, w.lane.content, t.chain.num, t.blockOff), t.buf, nil); err != nil {
+				return err
+			}
 		}
-	}
-	if err := record(b); err != nil {
-		return err
-	}
-	if err := s.db.apply(ctx, b, sync); err != nil {
+		return record(b)
+	})
+	if err != nil {
 		return err
 	}
 	if last {
@@ -417,12 +415,9 @@ func (t *Txn) Drop() error {
 	}
 	var err error
 	if t.state == txnPrepared && s.opts.Mode == Spooled {
-		b := s.db.NewBatch()
-		defer b.Close()
-		err = b.Delete(appendTxnKey(nil, prefixPrepared, c, t.id), nil)
-		if err == nil {
-			err = s.db.apply(context.Background(), b, false)
-		}
+		err = s.db.update(context.Background(), false, func(b *pebble.Batch) error {
+			return b.Delete(appendTxnKey(nil, prefixPrepared, c, t.id), nil)
+		})
 	}
 	first := t.state == txnOpen
 	if t.shared() { // its bytes stay between those of its neighbours

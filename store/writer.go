@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"cbrepl/dtx"
 )
 
@@ -70,12 +72,9 @@ func (w *Writer) PutRelation(raw []byte) (RelVersion, error) {
 		}
 		// Not synced: the log keeps order, so whatever is synced later and
 		// refers to the version has it on disk before.
-		b := s.db.NewBatch()
-		defer b.Close()
-		if err := b.Set(appendRelationKey(nil, v), raw, nil); err != nil {
-			return err
-		}
-		return s.db.apply(context.Background(), b, false)
+		return s.db.update(context.Background(), false, func(b *pebble.Batch) error {
+			return b.Set(appendRelationKey(nil, v), raw, nil)
+		})
 	})
 	if err != nil {
 		return 0, s.fault("spool relation", w.lane.content, err)
