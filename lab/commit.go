@@ -134,9 +134,11 @@ func gxidOf(gid string) (dtx.GXID, bool) {
 // partSQL makes the local transaction name its gxid.
 func (s *Source) partSQL(kind dtx.Kind, g dtx.GXID) string {
 	if s.opts.GIDCarrier && kind == dtx.TwoPhase {
-		// The gid is the name. A transaction without any change would not be
-		// decoded, so a silent participant writes a message of no meaning.
-		return "select pg_logical_emit_message(true, '" + touchPrefix + "', '') where pg_current_xact_id_if_assigned() is null; "
+		// The gid is the name. Of a transaction that logged nothing before its PREPARE,
+		// decoding sends nothing, also if it has an xid: an update that waited for a row
+		// and found it deleted assigns one. So every participant writes a message of no
+		// meaning.
+		return "select pg_logical_emit_message(true, '" + touchPrefix + "', ''); "
 	}
 	return fmt.Sprintf(`select pg_logical_emit_message(true, '%s', '\x%s'::bytea); `, PartPrefix, hex.EncodeToString(EncodePart(kind, g)))
 }

@@ -199,12 +199,24 @@ func (a *assembler) commitPrepared(ctx context.Context, out *feed.Out, lsn dtx.L
 	}
 	t := a.prepared[m.GID]
 	if t == nil {
-		// Its PREPARE lies before the start. A position beyond a PREPARE is recorded
-		// only once that transaction is applied, so it is applied, although this
-		// message was beyond the position: another one's hold kept that back.
-		return out.Position(ctx, m.EndLSN)
+		return a.committedAlone(ctx, out, m)
 	}
 	delete(a.prepared, m.GID)
+	return a.finish(ctx, out, t, m.EndLSN, m.CommitTime)
+}
+
+// committedAlone reports a COMMIT PREPARED without its PREPARE, as a part without
+// rows. Either it is one: a server sends no PREPARE of a transaction that changed
+// nothing decodable, a participant that wrote nothing or only locked rows. Or its
+// PREPARE lies before the start: a position beyond a PREPARE is recorded only
+// once that transaction is applied, so it is in the dedup set, which drops this
+// part. A gid that names no dtx is a position: such a transaction is named by a
+// message, with which its PREPARE is sent.
+func (a *assembler) committedAlone(ctx context.Context, out *feed.Out, m pgoutput.CommitPrepared) error {
+	t := &txn{xid: m.XID}
+	if id, err := a.carrier.GID(m.GID); err != nil || t.name(id) != nil {
+		return out.Position(ctx, m.EndLSN)
+	}
 	return a.finish(ctx, out, t, m.EndLSN, m.CommitTime)
 }
 

@@ -126,16 +126,47 @@ func TestTwoPhase(t *testing.T) {
 			}
 			_ = y.stop()
 			// One that starts behind the PREPARE, which is applied then, gets the outcome
-			// alone, which says nothing new.
+			// alone, for the dedup set.
 			z := n.start(o, h.LSN+8, nil)
-			z.untilPosition(p.EndLSN)
-			if got := parts(z.all()); len(got) != 0 {
-				t.Errorf("parts %+v", got)
+			if again := z.untilParts(1)[0]; again.GXID != p.GXID || again.EndLSN != p.EndLSN || again.Rows != 0 {
+				t.Errorf("part %+v", again)
 			}
 			z.r.Confirm(p.EndLSN)
 			_ = z.stop()
 		})
 	}
+}
+
+// TestPreparedWithoutChanges: a server sends no PREPARE of a transaction that
+// logged something, but nothing decodable. The participant's part is its COMMIT
+// PREPARED; without it the dtx would never be complete.
+func TestPreparedWithoutChanges(t *testing.T) {
+	n := newNode(t, shared.Database(t), true)
+	tx := func(sql, gid, outcome string) {
+		n.exec("BEGIN; " + sql + "; PREPARE TRANSACTION '" + gid + "'")
+		n.exec(outcome + " PREPARED '" + gid + "'")
+	}
+	const lock = "SELECT v FROM a FOR UPDATE"
+	x := n.start(n.options(n.dsn), 0, nil)
+	tx("INSERT INTO a VALUES (1, 'x')", "1", "COMMIT")
+	tx("SELECT 1", "2", "COMMIT") // logged nothing before its PREPARE: nothing at all is sent
+	tx(lock, "1700000000-3", "COMMIT")
+	tx("SAVEPOINT s; "+lock+"; ROLLBACK TO s", "4", "COMMIT")
+	tx("SAVEPOINT s; DELETE FROM a; ROLLBACK TO s", "5", "COMMIT")
+	tx(lock, "6", "ROLLBACK")
+	tx(lock, "of somebody else", "COMMIT")
+	tx("DELETE FROM a", "7", "COMMIT")
+	var got []string
+	for _, p := range x.untilParts(5) {
+		got = append(got, fmt.Sprintf("%d %s: %d rows", p.GXID, p.Kind, p.Rows))
+	}
+	want := []string{
+		"1 two-phase: 1 rows", "3 two-phase: 0 rows", "4 two-phase: 0 rows", "5 two-phase: 0 rows", "7 two-phase: 1 rows",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	_ = x.stop()
 }
 
 // TestInProgressIsSentAgain: a keepalive's position may be confirmed while a
