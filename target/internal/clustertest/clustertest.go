@@ -6,9 +6,11 @@ package clustertest
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -70,13 +72,42 @@ func (d *Databases) Open(t TB, dsn string) string {
 		d.made = map[string]string{}
 	}
 	if d.made[dsn] == "" {
-		db := fmt.Sprintf("cbrepl_test_%d_%d", os.Getpid(), len(d.made)+1)
+		sweep(t, dsn)
+		db := fmt.Sprintf("%s%d_%d", prefix(), os.Getpid(), len(d.made)+1)
 		if err := exec(dsn, "CREATE DATABASE "+db+" TEMPLATE template0 ENCODING 'UTF8'"); err != nil {
 			t.Fatalf("create the tests' database: %v", err)
 		}
 		d.made[dsn] = db
 	}
 	return WithDatabase(t, dsn, d.made[dsn])
+}
+
+// prefix begins the names of this host's databases.
+func prefix() string {
+	host, _ := os.Hostname()
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(host))
+	return fmt.Sprintf("cbrepl_test_%08x_", h.Sum32())
+}
+
+// sweep drops what tests of this host left that were killed.
+func sweep(t TB, dsn string) {
+	rows, err := TryQuery(dsn, "SELECT datname FROM pg_database WHERE datname LIKE '"+strings.ReplaceAll(prefix(), "_", `\_`)+"%'")
+	if err != nil {
+		return // the test meets the fault itself
+	}
+	for _, r := range rows {
+		var pid, n int
+		if _, err := fmt.Sscanf(strings.TrimPrefix(*r[0], prefix()), "%d_%d", &pid, &n); err != nil || pid == os.Getpid() {
+			continue
+		}
+		if syscall.Kill(pid, 0) == nil {
+			continue
+		}
+		if err := drop(dsn, *r[0]); err != nil {
+			t.Logf("a database that killed tests left stays: %v", err)
+		}
+	}
 }
 
 // WithDatabase names another database in a connection URL.
