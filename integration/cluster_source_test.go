@@ -105,10 +105,12 @@ func TestSegmentsFoundAndFollowed(t *testing.T) {
 	if rep := d.sub.Report(); rep.State != status.Stopped || rep.LastError == nil || !strings.Contains(rep.LastError.Message, want) {
 		t.Errorf("status: %s, %+v", rep.State, rep.LastError)
 	}
+	t.Logf("the daemon: %v", d.err)
 	code, _, stderr := command(t, nil, "run", "-c", p.file)
 	if code != 1 || !strings.Contains(stderr, "content 0 needs resync") || strings.Contains(stderr, "content 1:") {
 		t.Errorf("a later start: exit code %d\n%s", code, stderr)
 	}
+	t.Logf("the next one: %s", stderr)
 	// Back at its place, the segment still has its slot: nothing was lost.
 	p.primary(0, p.src.Node(0).DSN())
 	d = p.start(nil)

@@ -247,7 +247,6 @@ func TestClusterSize(t *testing.T) {
 			},
 			false, "the cluster was shrunk: it has 2",
 		},
-		"expanded, watched": {expand, true, "the cluster was expanded"},
 		"promoted, watched": {
 			func(m *moving) {
 				m.primary(content, "127.0.0.1", m.src.Node(0).Port())
