@@ -165,10 +165,16 @@ func TestKillNine(t *testing.T) {
 	p.src.LateMarkers(0, 20)
 	w, stop := p.load(seed)
 	var streamed int
-	for range 20 {
+	for i := range 20 {
 		r := p.spawn()
-		<-time.After(time.Duration(100+rnd.IntN(1200)) * time.Millisecond)
-		if rep := r.report(); rep != nil && rep.Applied.Dtxs > 0 {
+		applying := func() bool { rep := r.report(); return rep != nil && rep.Applied.Dtxs > 0 }
+		if i%2 == 0 { // at any moment after it began to apply, else at any moment
+			p.eventually("applying", applying)
+			<-time.After(time.Duration(rnd.IntN(600)) * time.Millisecond)
+		} else {
+			<-time.After(time.Duration(100+rnd.IntN(1200)) * time.Millisecond)
+		}
+		if applying() {
 			streamed++
 		}
 		r.kill()
@@ -185,9 +191,6 @@ func TestKillNine(t *testing.T) {
 	}
 	if code := r.terminate(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM\n%s", code, tail(r.stderr.String(), 5))
-	}
-	if streamed < 5 {
-		t.Errorf("only %d of 20 lives applied anything", streamed)
 	}
 	t.Logf("%d of 20 lives had applied something when they were killed", streamed)
 }
