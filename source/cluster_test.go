@@ -234,13 +234,12 @@ func TestCoordinatorAway(t *testing.T) {
 // its next connection, and the watch without one; so does a move that only the
 // watch can see, because the old server still answers.
 func TestClusterSize(t *testing.T) {
-	expand := func(m *moving) { m.primary(3, "127.0.0.1", 1) }
 	for name, tc := range map[string]struct {
 		change func(m *moving)
 		watch  bool
 		want   string
 	}{
-		"expanded": {expand, false, "the cluster was expanded: it has 4 primary segments now, the subscription reads 3"},
+		"expanded": {func(m *moving) { m.primary(3, "127.0.0.1", 1) }, false, "the cluster was expanded: it has 4 primary segments now, the subscription reads 3"},
 		"shrunk": {
 			func(m *moving) {
 				m.on(-1, "SET allow_system_table_mods = on; DELETE FROM pg_catalog.gp_segment_configuration WHERE content = 2")
