@@ -364,7 +364,7 @@ func TestStreams(t *testing.T) {
 			got := fmt.Sprintf("%s %v %s %v %s %v", k0, p0, k1, p1, kc, pc)
 			want := "BRUUMCBMC [cbrepl.part cbrepl.part] BRUMC [cbrepl.part] BMCBMC [cbrepl.commit cbrepl.commit]"
 			if tc.opts.GIDCarrier {
-				want = "BRUUMCbMPK [cbrepl.part lab.touch] bRUPK [] MM [cbrepl.commit cbrepl.commit]"
+				want = "BRUUMCbMPK [cbrepl.part lab.touch] bRUMPK [lab.touch] MM [cbrepl.commit cbrepl.commit]"
 			}
 			if got != want {
 				t.Errorf("streams are\n%s, want\n%s", got, want)
