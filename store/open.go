@@ -134,7 +134,7 @@ func checkMarker(o *Options) error {
 	if m["mode"] != o.Mode.String() {
 		hint := "Nothing in it is needed: remove the directory to change the ack mode"
 		if m["mode"] == Spooled.String() {
-			hint = "It may hold the only copy of confirmed transactions: let the former ack mode drain it, then remove the directory"
+			hint = "It may hold the only copy of confirmed transactions: run the former ack mode until nothing is pending, stop it with SIGTERM, then remove the directory"
 		}
 		return refuse(hint, "the spool was written with ack mode %s, not %s", m["mode"], o.Mode)
 	}

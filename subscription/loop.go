@@ -40,6 +40,8 @@ type loopOptions struct {
 	Limits limits
 	// Grace is how long a stop waits for the batch in hand.
 	Grace time.Duration
+	// RecordLast makes an orderly stop record the streams' last positions.
+	RecordLast bool
 	// AfterBatch is Options.AfterBatch.
 	AfterBatch func(ctx context.Context, b *dtx.Batch) error
 	// MinConflictLog is the least time between two log lines about conflicts.
@@ -170,6 +172,9 @@ func (l *loop) run(ctx context.Context) error {
 	_ = streams.Wait() // its first error came through failed
 	if !l.busy {
 		<-workerDone
+	}
+	if l.o.RecordLast && err == nil {
+		l.recordLast(base)
 	}
 	if ctx.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
 		return nil

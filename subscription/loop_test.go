@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -224,6 +225,54 @@ func TestIdleProgress(t *testing.T) {
 		r.want("apply 7 []\nconfirm 0 0/CC")
 		_ = r.end()
 	})
+}
+
+// Where positions are confirmed before they are recorded, a stop records the last
+// ones, so that slots are not beyond the target's record; not while something is
+// left to apply, and a target that fails does not make the stop fail.
+func TestStopRecordsTheLastPositions(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		prep func(r *rig)
+		fail bool
+		want bool
+	}{
+		{"idle", func(*rig) {}, false, true},
+		{"target fails", func(*rig) {}, true, true},
+		{"a part waits for its record", func(r *rig) {
+			_ = r.emit[0](dtx.Event{Kind: dtx.EventPart, Content: 0, LSN: 150, Part: dtx.Part{GXID: 3, Kind: dtx.TwoPhase, Content: 0, EndLSN: 150, Rows: 1, Spool: 3}})
+		}, false, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var recorded []dtx.Position
+			r := startRig(t, func(r *rig, o *loopOptions) {
+				o.RecordLast = true
+				r.apply = func(_ context.Context, b *dtx.Batch) (target.Result, error) {
+					if recorded = b.Positions; tc.fail {
+						return target.Result{}, errors.New("gone")
+					}
+					return target.Result{}, nil
+				}
+			})
+			tc.prep(r)
+			for c, lsn := range map[dtx.Content]dtx.LSN{-1: 180, 0: 200} {
+				if err := r.emit[c](dtx.Event{Kind: dtx.EventPosition, Content: c, LSN: lsn}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Wait()
+			r.took()
+			if err := r.end(); err != nil {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+			if got := strings.Contains(r.took(), "apply 7 []"); got != tc.want {
+				t.Errorf("%s: recorded %v", tc.name, got)
+			}
+			if want := []dtx.Position{{Content: -1, LSN: 180}, {Content: 0, LSN: 200}}; tc.want && !slices.Equal(recorded, want) {
+				t.Errorf("%s: positions %v", tc.name, recorded)
+			}
+		})
+	}
 }
 
 // A stop lets the batch in hand finish within the grace, and confirms it.

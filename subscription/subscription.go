@@ -247,6 +247,7 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	l, err := newLoop(loopOptions{
 		Streams: streams, Target: tgt, Spool: sp, State: st, Board: s.board, Log: s.log, Now: s.o.Now,
 		Limits: s.limits(), Grace: s.cfg.ShutdownGrace, MinConflictLog: 10 * time.Second, AfterBatch: s.o.AfterBatch,
+		RecordLast: s.cfg.Spool.Ack == config.Spooled,
 	})
 	if err != nil {
 		return false, err
