@@ -36,10 +36,10 @@ func (r *run) verdict(ctx context.Context, began time.Time) error {
 	if err != nil {
 		return err
 	}
-	dtxs, multi, rows := r.load.Counts()
+	dtxs, multi, _ := r.load.Counts()
 	a := rep.Applied
-	fmt.Fprintf(&out, "\nsource   %d segments: %d distributed transactions committed, %d of them on several segments, %d row changes\n",
-		r.o.SourceSegments, dtxs, multi, rows)
+	fmt.Fprintf(&out, "\nsource   %d segments: %d distributed transactions committed, %d of them on several segments\n",
+		r.o.SourceSegments, dtxs, multi)
 	fmt.Fprintf(&out, "target   %d %s: %d transactions applied in %d batches, %d row changes received (replicated rows once per segment)\n",
 		r.dst.segments(), r.dst.word(), a.Dtxs, a.Batches, a.Rows)
 	fmt.Fprintf(&out, "balance  %d on the target, %d at every commit of the source\n", total, r.load.Total())
