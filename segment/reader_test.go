@@ -267,6 +267,9 @@ func TestCutConnections(t *testing.T) {
 		if i%2 == 1 {
 			p.CutAfter(int64(1 + i*7919%4000))
 		}
+		if i%10 == 0 {
+			x.untilParts(i) // or the writer is done before the reader meets the cuts
+		}
 	}
 	p.CutAfter(-1)
 	var got []string
