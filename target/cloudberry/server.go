@@ -177,6 +177,7 @@ var needed = [][2]string{
 	{"intervalstyle", "postgres"},
 	{"bytea_output", "hex"},
 	{"extra_float_digits", "3"},
+	{"quote_all_identifiers", "off"}, // format_type prints type names; both sides must print alike
 	{"xmloption", "content"},
 	{"search_path", "pg_catalog"},
 	{"timezone", "UTC"},
