@@ -91,6 +91,11 @@ func TestKill(t *testing.T) {
 			reported = max(reported, n)
 			kills += count(killed)
 		}
+		// A point of the batch loop is passed by most batches, not by each: the
+		// daemon goes on until it dies there. One of an open may have nothing to do.
+		if !strings.HasPrefix(point, "open_") {
+			job.Until += 100
+		}
 		n, killed := daemon(t, job, point)
 		reported = max(reported, n)
 		kills += count(killed)
