@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -313,6 +314,10 @@ func (b *bench) decodeOnly(ctx context.Context) (figure, error) {
 func (b *bench) catchUp(ctx context.Context, n int64) (f figure, err error) {
 	cmd := exec.Command(b.o.binary, "run", "-c", b.conf)
 	cmd.Stderr = os.Stderr
+	before, err := b.usage()
+	if err != nil {
+		return f, err
+	}
 	start := time.Now()
 	if err := cmd.Start(); err != nil {
 		return f, err
@@ -348,6 +353,12 @@ func (b *bench) catchUp(ctx context.Context, n int64) (f figure, err error) {
 	}
 	senders.sample()
 	f.walsenders = senders.total()
+	after, err := b.usage()
+	if err != nil {
+		return f, err
+	}
+	f.source, f.target = after.source-before.source, after.target-before.target
+	f.idle = float64(after.idle-before.idle) / float64(after.at.Sub(before.at)*time.Duration(runtime.NumCPU()))
 	if f.cpu, err = cpuTime(cmd.Process.Pid); err != nil {
 		return f, err
 	}

@@ -40,13 +40,23 @@ type figure struct {
 	// cpu is the CPU time of the process under test, walsenders that of the
 	// source's walsenders; 0 where not measured.
 	cpu, walsenders time.Duration
-	peakRSS         int64
+	// source and target are the CPU time of all processes of these servers, idle
+	// the share of the machine's processor time that nobody used.
+	source, target time.Duration
+	idle           float64
+	peakRSS        int64
 }
 
 func (f figure) rate() float64 { return float64(f.rows) / f.elapsed.Seconds() }
 
 func (f figure) perRow(d time.Duration) float64 {
 	return float64(d.Nanoseconds()) / 1000 / float64(f.rows)
+}
+
+// spent prints where the processors' time went.
+func spent(f figure) {
+	fmt.Printf("  CPU per row: daemon %.2f us (aim 3), walsenders %.2f us, source %.2f us, target %.2f us; idle %.0f%%\n",
+		f.perRow(f.cpu), f.perRow(f.walsenders), f.perRow(f.source), f.perRow(f.target), 100*f.idle)
 }
 
 func run(ctx context.Context, o options) error {
@@ -86,7 +96,7 @@ func run(ctx context.Context, o options) error {
 	fmt.Printf("  cbrepl / pg_recvlogical        %.2f   (aim 0.5)\n", repl.rate()/decode.rate())
 	fmt.Printf("  cbrepl / built-in replication  %.2f   (aim 1.5)\n", repl.rate()/builtin.rate())
 	fmt.Printf("  cbrepl / plain COPY            %.2f   (aim 0.7)\n", repl.rate()/plain.rate())
-	fmt.Printf("  CPU per row: daemon %.2f us (aim 3), walsenders %.2f us\n", repl.perRow(repl.cpu), repl.perRow(repl.walsenders))
+	spent(repl)
 	fmt.Printf("  daemon's peak memory: %d MiB\n", repl.peakRSS>>20)
 
 	fmt.Printf("update-heavy: %d rows, each updated 10 times\n", o.updates)
@@ -105,7 +115,7 @@ func run(ctx context.Context, o options) error {
 	show("built-in logical replication, 1 to 1", builtin)
 	show("cbrepl catch-up, 3 to 2", repl)
 	fmt.Printf("  cbrepl / built-in replication  %.2f   (aim 3)\n", repl.rate()/builtin.rate())
-	fmt.Printf("  CPU per change: daemon %.2f us, walsenders %.2f us\n", repl.perRow(repl.cpu), repl.perRow(repl.walsenders))
+	spent(repl)
 
 	fmt.Printf("delete-heavy: %d rows deleted\n", o.updates)
 	if err := b.loadDeletes(ctx); err != nil {
@@ -122,5 +132,6 @@ func run(ctx context.Context, o options) error {
 	show("built-in logical replication, 1 to 1", builtin)
 	show("cbrepl catch-up, 3 to 2", repl)
 	fmt.Printf("  cbrepl / built-in replication  %.2f   (aim 3)\n", repl.rate()/builtin.rate())
+	spent(repl)
 	return nil
 }
