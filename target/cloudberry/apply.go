@@ -30,7 +30,14 @@ func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (tar
 	if !t.open {
 		return target.Result{}, errNotOpen(opApply)
 	}
-	if err := t.checkBatch(b); err != nil {
+	err := pgside.CheckBatch(opApply, b, t.initialized, t.batch, func(c dtx.Content) (dtx.LSN, bool) {
+		i := t.position(c)
+		if i < 0 {
+			return 0, false
+		}
+		return t.positions[i].LSN, true
+	})
+	if err != nil {
 		return target.Result{}, err
 	}
 	t.tried = batchID{t.epoch, b.Seq}
@@ -41,27 +48,6 @@ func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (tar
 	}
 	t.known, t.internal = t.tried, 0
 	return res, nil
-}
-
-// checkBatch refuses a batch that does not follow from what is recorded.
-func (t *Target) checkBatch(b *dtx.Batch) error {
-	const hint = "This is a fault of cbrepl; nothing is applied"
-	if !t.initialized {
-		return stop(opApply, hint, "batch %d of a subscription without first positions", b.Seq)
-	}
-	if b.Seq != t.batch+1 {
-		return stop(opApply, hint, "batch %d does not follow batch %d", b.Seq, t.batch)
-	}
-	for _, p := range b.Positions {
-		i := t.position(p.Content)
-		if i < 0 {
-			return stop(opApply, hint, "batch %d moves a stream of content %d, which the subscription does not have", b.Seq, p.Content)
-		}
-		if at := t.positions[i].LSN; p.LSN < at {
-			return stop(opApply, hint, "batch %d moves content %d back from %s to %s", b.Seq, p.Content, at, p.LSN)
-		}
-	}
-	return nil
 }
 
 // position finds a content among the recorded positions, or -1.

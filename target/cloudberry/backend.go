@@ -275,7 +275,7 @@ func (b *backend) insert(ctx context.Context, op *target.CopyOp) (int64, error) 
 	if op.Rows <= fewRows && len(op.Data) <= fewBytes {
 		return b.insertValues(ctx, op)
 	}
-	sql := strings.Join(append(b.takePrefix(), copySQL(op.Table, op.Cols)), "; ")
+	sql := strings.Join(append(b.takePrefix(), pgside.CopySQL(op.Table, op.Cols)), "; ")
 	tag, err := b.s.conn.CopyFrom(ctx, bytes.NewReader(op.Data), sql)
 	if err != nil {
 		return 0, err

@@ -3,7 +3,6 @@ package cloudberry
 import (
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 
 	"cbrepl/router"
@@ -238,11 +237,14 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 	if err != nil {
 		return nil, fail(opCatalogue, s.String(), err)
 	}
-	want := map[uint32]bool{}
-	for _, r := range rows {
-		want[pgside.OID(r[3])] = true
+	list := make([]uint32, len(rows))
+	for i, r := range rows {
+		list[i] = pgside.OID(r[3])
 	}
-	types, err := readTypes(ctx, s, want)
+	types, err := pgside.ReadTypes(opCatalogue, s.String(), list, s.facts.has("pg_range.rngmultitypid"), func(sql, arg string) ([][][]byte, error) {
+		rows, err := s.query(ctx, sql, arg)
+		return rows, fail(opCatalogue, s.String(), err)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -264,69 +266,6 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 		f.baseNames = append(f.baseNames, ty.BaseName(string(r[8])))
 	}
 	return attrs, nil
-}
-
-// readTypes describes types with everything they are made of.
-func readTypes(ctx context.Context, s *server, want map[uint32]bool) (map[uint32]*pgside.ColumnType, error) {
-	multirange, join := "0", ""
-	if s.facts.has("pg_range.rngmultitypid") {
-		multirange, join = "coalesce(m.rngtypid, 0)", "LEFT JOIN pg_range m ON m.rngmultitypid = t.oid"
-	}
-	sql := `
-		SELECT t.oid, format_type(t.oid, NULL), quote_ident(s.nspname) || '.' || quote_ident(t.typname), t.typtype,
-		       CASE WHEN t.typlen = -1 AND t.typoutput = 'array_out'::regproc THEN t.typelem ELSE 0 END,
-		       t.typbasetype, coalesce(r.rngsubtype, 0), ` + multirange + `,
-		       format_type(t.typbasetype, t.typtypmod), coalesce(e.extname, ''), t.typnotnull, t.typdefault IS NOT NULL,
-		       array_to_string(ARRAY(SELECT a.atttypid FROM pg_attribute a
-		                             WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-		                             ORDER BY a.attnum), ',')
-		FROM pg_type t
-		JOIN pg_namespace s ON s.oid = t.typnamespace
-		LEFT JOIN pg_range r ON r.rngtypid = t.oid ` + join + `
-		LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
-		LEFT JOIN pg_extension e ON e.oid = d.refobjid
-		WHERE t.oid = ANY ($1::oid[])`
-	roots := want
-	found := map[uint32]*pgside.TypeRow{}
-	for len(want) > 0 {
-		var list []string
-		for oid := range want {
-			list = append(list, strconv.FormatUint(uint64(oid), 10))
-		}
-		rows, err := s.query(ctx, sql, "{"+strings.Join(list, ",")+"}")
-		if err != nil {
-			return nil, fail(opCatalogue, s.String(), err)
-		}
-		want = map[uint32]bool{}
-		var got []*pgside.TypeRow
-		for _, r := range rows {
-			t := &pgside.TypeRow{
-				Name: string(r[1]), Qualified: string(r[2]), Kind: string(r[3]),
-				Elem: pgside.OID(r[4]), Base: pgside.OID(r[5]), RangeSubtype: pgside.OID(r[6]), MultirangeOf: pgside.OID(r[7]),
-				BaseName: string(r[8]), Extension: string(r[9]), NotNull: string(r[10]) == "t", HasDefault: string(r[11]) == "t",
-			}
-			for _, f := range pgside.SplitList(r[12]) {
-				t.Fields = append(t.Fields, pgside.OID([]byte(f)))
-			}
-			found[pgside.OID(r[0])] = t
-			got = append(got, t)
-		}
-		for _, t := range got {
-			for _, ref := range t.Refs() {
-				if ref != 0 && found[ref] == nil {
-					want[ref] = true
-				}
-			}
-		}
-	}
-	out := map[uint32]*pgside.ColumnType{}
-	for oid := range roots {
-		if found[oid] == nil {
-			return nil, retry(opCatalogue, "It is tried again", "type %d was dropped on the %s meanwhile", oid, s)
-		}
-		out[oid] = pgside.Describe(oid, found)
-	}
-	return out, nil
 }
 
 // readPolicies fills the tables' distribution policies.

@@ -82,7 +82,8 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		if more := checkTypes(src, f); len(more) > 0 && !t.opts.private.anyType {
+		more := pgside.CheckTypes(opCatalogue, "Change the column's type on the target to the source's", src, f.Table, f.typeNames, f.baseNames)
+		if len(more) > 0 && !t.opts.private.anyType {
 			errs = append(errs, more...)
 			continue
 		}
@@ -166,24 +167,6 @@ func (t *Target) checkTable(f *tableFacts) []error {
 	if f.rowSecurity {
 		errs = append(errs, tableProblem(f, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
 			"row security hides rows from role %s", t.srv.facts.role))
-	}
-	return errs
-}
-
-// checkTypes reports columns whose values would not come through unchanged.
-// Missing columns are the engine's to report.
-func checkTypes(src *source.Table, f *tableFacts) []error {
-	var errs []error
-	for i := range src.Columns {
-		col := &src.Columns[i]
-		c := f.Column(col.Name)
-		if c < 0 || col.Generated || f.Columns[c].Generated {
-			continue
-		}
-		if ok, why := pgside.RoundTrips(col.TypeName, f.baseNames[c]); !ok {
-			errs = append(errs, tableProblem(f, "Change the column's type on the target to the source's",
-				"column %s is %s on the source table %s and %s on the target: %s", strconv.Quote(col.Name), col.TypeName, src, f.typeNames[c], why))
-		}
 	}
 	return errs
 }

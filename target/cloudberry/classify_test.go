@@ -1,7 +1,6 @@
 package cloudberry
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
-	"cbrepl/target"
 )
 
 func TestClassify(t *testing.T) {
@@ -21,27 +19,12 @@ func TestClassify(t *testing.T) {
 		"53100": dtx.ClassStop, "22P02": dtx.ClassStop, "23505": dtx.ClassStop, "42P01": dtx.ClassStop, "42501": dtx.ClassStop,
 		"0A000": dtx.ClassStop, "0AM01": dtx.ClassStop, "22M01": dtx.ClassStop, "28P01": dtx.ClassStop, "XX001": dtx.ClassStop,
 	} {
-		if got := classify(fmt.Errorf("x: %w", &pgconn.PgError{Code: code})); got != want {
+		if got := faults.Class(fmt.Errorf("x: %w", &pgconn.PgError{Code: code})); got != want {
 			t.Errorf("class of %s is %d, want %d", code, got, want)
 		}
 	}
-	if classify(io.ErrUnexpectedEOF) != dtx.ClassRetry {
+	if faults.Class(io.ErrUnexpectedEOF) != dtx.ClassRetry {
 		t.Error("a lost connection is not retried")
-	}
-}
-
-// Row values never reach an error's text.
-func TestErrorsShowNoValues(t *testing.T) {
-	err := dataFault(&pgconn.PgError{
-		Code: "22P02", Message: `invalid input syntax for integer: "hun"ter2"  (seg1 10.0.0.1:6001 pid=5)`,
-		Detail: "hunter2", Where: `COPY t, line 7, column a: "hunter2, line 9"`,
-	})
-	var de *target.DataError
-	if !errors.As(err, &de) || de.Row != 6 || de.Duplicate {
-		t.Fatalf("%#v", err)
-	}
-	if s := err.Error(); strings.Contains(s, "ter2") || !strings.Contains(s, "seg1") || !strings.Contains(s, "22P02") {
-		t.Errorf("error text: %s", s)
 	}
 }
 

@@ -112,7 +112,7 @@ func (t *Target) lock(ctx context.Context, id string) error {
 		return err
 	}
 	_, err := s.query(ctx, `SELECT pg_advisory_lock($1, $2)`, lockClass, id)
-	if pgside.SQLState(err) == stateLockNotAvailable {
+	if pgside.SQLState(err) == pgside.StateLockNotAvailable {
 		return t.lockHeld(ctx, id)
 	}
 	if err != nil {

@@ -12,15 +12,9 @@ import (
 	"cbrepl/target/internal/pgside"
 )
 
-const (
-	// connectTimeout bounds making one connection.
-	connectTimeout = 10 * time.Second
-	// closeTimeout bounds the farewell to the server; the session ends anyway.
-	closeTimeout = 2 * time.Second
-	// cleanupTimeout bounds rolling back after a failed batch; what it does not
-	// reach is rolled back by the server when the session ends.
-	cleanupTimeout = 5 * time.Second
-)
+// cleanupTimeout bounds rolling back after a failed batch; what it does not
+// reach is rolled back by the server when the session ends.
+const cleanupTimeout = 5 * time.Second
 
 // Options configures a target cluster.
 type Options struct {

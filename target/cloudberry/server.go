@@ -2,10 +2,8 @@ package cloudberry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,11 +11,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"cbrepl/dtx"
 	"cbrepl/target/internal/pgside"
 )
 
-const opConnect = "connect to target"
+const (
+	opConnect = "connect to target"
+	// serverName is what errors call the server.
+	serverName = "target coordinator"
+)
 
 // server is the target's coordinator and this daemon's session on it. It is used
 // by one goroutine at a time.
@@ -49,32 +50,16 @@ type facts struct {
 func (f *facts) has(column string) bool { return f.columns[column] }
 
 func newServer(dsn string) (*server, error) {
-	cfg, err := pgconn.ParseConfig(dsn)
+	cfg, err := pgside.Config(serverName, dsn)
 	if err != nil {
-		// The cause is left out: it can hold pieces of a password.
-		return nil, stop("read configuration",
-			"Want postgres://user@host:port/database or host=... port=... dbname=... user=...; in a URL, characters such as / @ : % of a password are percent-encoded",
-			"the connection string of the target's coordinator cannot be parsed")
+		return nil, err
 	}
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
-	dialer := &net.Dialer{
-		Timeout:         connectTimeout,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4},
-		Control:         limitUnacknowledged,
-	}
-	cfg.DialFunc = dialer.DialContext
-	cfg.ConnectTimeout = connectTimeout
 	return &server{cfg: cfg}, nil
 }
 
 // String names the server with its address, for messages.
-func (s *server) String() string {
-	if strings.HasPrefix(s.cfg.Host, "/") {
-		return fmt.Sprintf("target coordinator (socket %s, port %d, database %s)", s.cfg.Host, s.cfg.Port, s.cfg.Database)
-	}
-	return fmt.Sprintf("target coordinator (%s, database %s)",
-		net.JoinHostPort(s.cfg.Host, strconv.Itoa(int(s.cfg.Port))), s.cfg.Database)
-}
+func (s *server) String() string { return pgside.Place(serverName, s.cfg) }
 
 // connect opens the session, reads the server's facts and makes the settings.
 func (s *server) connect(ctx context.Context, appName string, o *Options) error {
@@ -83,32 +68,13 @@ func (s *server) connect(ctx context.Context, appName string, o *Options) error 
 	cfg.RuntimeParams["application_name"] = appName
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return s.connectError(err)
+		return faults.Connect(opConnect, s.String(), err)
 	}
 	s.conn, s.facts = conn, facts{}
 	if err := s.probe(ctx); err != nil {
 		return err
 	}
 	return s.settings(ctx, o)
-}
-
-func (s *server) connectError(err error) error {
-	e := &dtx.Error{Op: opConnect, Msg: s.String(), Class: classify(err), Err: err}
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		e.Err = &pgside.ServerError{PG: pg}
-		switch pg.Code {
-		case "28P01", "28000":
-			e.Hint = "Check user, password and pg_hba.conf on the coordinator"
-		case "3D000":
-			e.Hint = "Create the database, or correct the connection string"
-		case "57P03":
-			e.Hint = "The server is starting or shutting down; it is tried again"
-		}
-		return e
-	}
-	e.Hint = "Check that the cluster runs and that host and port of the connection string are the coordinator's"
-	return e
 }
 
 // probedRelations are those whose columns tell one generation of servers from
@@ -291,14 +257,8 @@ func (s *server) try(ctx context.Context, name, value string) (bool, error) {
 }
 
 // query runs one statement with text parameters and returns its rows as text.
-// Nothing is prepared under a name, so no statement outlives a change of a table.
 func (s *server) query(ctx context.Context, sql string, args ...string) ([][][]byte, error) {
-	params := make([][]byte, len(args))
-	for i, a := range args {
-		params[i] = []byte(a)
-	}
-	res := s.conn.ExecParams(ctx, sql, params, nil, nil, nil).Read()
-	return res.Rows, res.Err
+	return pgside.Query(ctx, s.conn, sql, args...)
 }
 
 // simple runs statements without parameters.
@@ -309,11 +269,6 @@ func (s *server) simple(ctx context.Context, sql string) error {
 // close ends the session. Whatever transaction is open is rolled back by the
 // server; the call does not wait for a network that is gone.
 func (s *server) close() {
-	if s.conn == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	_ = s.conn.Close(ctx)
+	pgside.Close(s.conn)
 	s.conn = nil
 }

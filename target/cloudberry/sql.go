@@ -138,17 +138,3 @@ func (q *query) columns(t *target.Table, cols []int) {
 func (q *query) anyOf(t *target.Table, c int, v *target.Vec) string {
 	return "t." + pgside.Column(t, c) + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + q.vec(v) + "::" + t.Columns[c].CastType + "[])"
 }
-
-// copySQL is the COPY of an operation's columns.
-func copySQL(t *target.Table, cols []int) string {
-	var b strings.Builder
-	b.WriteString("COPY " + pgside.TableName(t) + " (")
-	for i, c := range cols {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(pgside.Column(t, c))
-	}
-	b.WriteString(") FROM STDIN")
-	return b.String()
-}

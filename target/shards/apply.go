@@ -12,6 +12,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 const (
@@ -40,7 +41,11 @@ func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (tar
 	if !t.open {
 		return target.Result{}, errNotOpen(opApply)
 	}
-	if err := t.checkBatch(b); err != nil {
+	err := pgside.CheckBatch(opApply, b, t.initialized, t.batch, func(c dtx.Content) (dtx.LSN, bool) {
+		lsn, ok := t.positions[c]
+		return lsn, ok
+	})
+	if err != nil {
 		return target.Result{}, err
 	}
 	t.tried = batchID{t.epoch, b.Seq}
@@ -51,27 +56,6 @@ func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (tar
 	}
 	t.known = t.tried
 	return res, nil
-}
-
-// checkBatch refuses a batch that does not follow from what is recorded.
-func (t *Target) checkBatch(b *dtx.Batch) error {
-	const hint = "This is a fault of cbrepl; nothing is applied"
-	if !t.initialized {
-		return stop(opApply, hint, "batch %d of a subscription without first positions", b.Seq)
-	}
-	if b.Seq != t.batch+1 {
-		return stop(opApply, hint, "batch %d does not follow batch %d", b.Seq, t.batch)
-	}
-	for _, p := range b.Positions {
-		at, ok := t.positions[p.Content]
-		if !ok {
-			return stop(opApply, hint, "batch %d moves a stream of content %d, which the subscription does not have", b.Seq, p.Content)
-		}
-		if p.LSN < at {
-			return stop(opApply, hint, "batch %d moves content %d back from %s to %s", b.Seq, p.Content, at, p.LSN)
-		}
-	}
-	return nil
 }
 
 func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (res target.Result, err error) {
@@ -145,7 +129,7 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
 	sql = strconv.AppendUint(sql, t.tried.batch, 10)
 	sql = append(sql, " WHERE subscription = "...)
-	sql = append(sql, quoteLiteral(t.opts.Subscription)...)
+	sql = append(sql, pgside.QuoteLiteral(t.opts.Subscription)...)
 	sql = append(sql, " AND epoch = "...)
 	sql = strconv.AppendUint(sql, t.epoch, 10)
 	results, err := n.conn.Exec(ctx, string(sql)).ReadAll()
@@ -182,7 +166,7 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 		}
 		n.gid = t.tried.gid(t.opts.Subscription, n.facts.database)
 		n.phase = preparing
-		n.reply = n.conn.Exec(ctx, "PREPARE TRANSACTION "+quoteLiteral(n.gid))
+		n.reply = n.conn.Exec(ctx, "PREPARE TRANSACTION "+pgside.QuoteLiteral(n.gid))
 	}
 	for _, n := range touched {
 		if n.reply == nil {
@@ -199,13 +183,13 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			n.phase = idle
 			errs = append(errs, stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled the batch back instead of preparing it", n))
 		default:
-			if sqlState(err) != "" && !n.conn.IsClosed() {
+			if pgside.SQLState(err) != "" && !n.conn.IsClosed() {
 				n.phase = idle // a refused PREPARE has rolled back
 			}
 			errs = append(errs, t.prepareError(n, err))
 		}
 	}
-	if err := together(opCommit, errs); err != nil {
+	if err := pgside.Together(opCommit, errs); err != nil {
 		return err
 	}
 	return t.point("after_prepare")
@@ -213,10 +197,10 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 
 func (t *Target) prepareError(n *node, err error) error {
 	const hint = "Set max_prepared_transactions on that server to at least the number of subscriptions and other two-phase clients, and restart it"
-	switch sqlState(err) {
-	case stateOutOfMemory:
+	switch pgside.SQLState(err) {
+	case pgside.StateOutOfMemory:
 		return &dtx.Error{Op: opCommit, Msg: n.String(), Hint: hint, Class: dtx.ClassRetry, Err: errors.New("no room for another prepared transaction")}
-	case stateDuplicateObject:
+	case pgside.StateDuplicateObject:
 		return stop(opCommit, "Find out where it comes from, and roll it back", "the %s already holds a prepared transaction %s", n, n.gid)
 	}
 	return fail(opCommit, n.String(), err)
@@ -239,7 +223,7 @@ func (t *Target) abandon(ctx context.Context) {
 		case n.conn.TxStatus() != 'I': // a PREPARE that was not sent leaves it open, too
 			err = n.simple(ctx, "ROLLBACK")
 		case n.phase != begun:
-			err = n.simple(ctx, "ROLLBACK PREPARED "+quoteLiteral(n.gid))
+			err = n.simple(ctx, "ROLLBACK PREPARED "+pgside.QuoteLiteral(n.gid))
 		}
 		n.phase = idle
 		if err != nil {
@@ -264,7 +248,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 				break
 			}
 		}
-		n.reply = n.conn.Exec(ctx, "COMMIT PREPARED "+quoteLiteral(n.gid))
+		n.reply = n.conn.Exec(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
 	}
 	for _, n := range touched {
 		if n.reply == nil {
@@ -273,7 +257,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 		err := n.reply.Close()
 		n.reply = nil
 		if err = t.commitAgain(ctx, n, err); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", n, clean(err)))
+			errs = append(errs, fmt.Errorf("%s: %w", n, pgside.Clean(err)))
 			continue
 		}
 		n.phase = idle
@@ -282,7 +266,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 		return nil
 	}
 	return &dtx.Error{
-		Op: opCommit, Class: dtx.ClassRetry, Err: problems(errs),
+		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Problems(errs),
 		Msg:  fmt.Sprintf("batch %d is decided and not yet committed on %d of %d shards", seq, len(errs), len(touched)),
 		Hint: "The next open commits it there",
 	}
@@ -292,7 +276,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 // reason. A lost connection is left to the next Open.
 func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 	wait := 10 * time.Millisecond
-	for err != nil && sqlState(err) != "" && sqlState(err) != stateUndefinedObject && !n.conn.IsClosed() && classify(err) == dtx.ClassRetry {
+	for err != nil && pgside.SQLState(err) != "" && pgside.SQLState(err) != pgside.StateUndefinedObject && !n.conn.IsClosed() && faults.Class(err) == dtx.ClassRetry {
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
@@ -302,7 +286,7 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 		}
 		wait = min(2*wait, time.Second)
 		t.count(func(s *Stats) { s.CommitRetries++ })
-		err = n.simple(ctx, "COMMIT PREPARED "+quoteLiteral(n.gid))
+		err = n.simple(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
 	}
 	return err
 }

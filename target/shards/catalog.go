@@ -10,6 +10,7 @@ import (
 
 	"cbrepl/router"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 const opCatalogue = "check target tables"
@@ -40,7 +41,7 @@ func nameArrays(names []target.Name) (schemas, tables string) {
 	for i, n := range names {
 		s[i], t[i] = n.Schema, n.Table
 	}
-	return textArray(s), textArray(t)
+	return pgside.TextArray(s), pgside.TextArray(t)
 }
 
 // readTables reads the tables of the given names that a shard has. Nothing is
@@ -76,7 +77,7 @@ func readTables(ctx context.Context, n *node, names []target.Name) (*catalogue, 
 	for _, r := range rows {
 		t := &foundTable{
 			Table:       &target.Table{Schema: string(r[0]), Name: string(r[1]), Kind: tableKind(r[3])},
-			oid:         uint32(atou(r[2])),
+			oid:         pgside.OID(r[2]),
 			rowSecurity: string(r[4]) == "t",
 		}
 		if len(r[5]) > 0 {
@@ -123,34 +124,40 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 	rows, err := n.query(ctx, `
 		SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated,
 		       format_type(a.atttypid, a.atttypmod),
-		       coalesce(NOT l.collisdeterministic, false),
-		       a.atttypmod
+		       coalesce(NOT l.collisdeterministic, false)
 		FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
 		WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 		ORDER BY a.attrelid, a.attnum`, oids)
 	if err != nil {
 		return nil, fail(opCatalogue, n.String(), err)
 	}
-	types, err := readTypes(ctx, n, rows)
+	list := make([]uint32, len(rows))
+	for i, r := range rows {
+		list[i] = pgside.OID(r[3])
+	}
+	types, err := pgside.ReadTypes(opCatalogue, n.String(), list, true, func(sql, arg string) ([][][]byte, error) {
+		rows, err := n.query(ctx, sql, arg)
+		return rows, fail(opCatalogue, n.String(), err)
+	})
 	if err != nil {
 		return nil, err
 	}
 	attrs := map[attrKey]int{}
 	for _, r := range rows {
-		t := byOID[uint32(atou(r[0]))]
-		ty := types[uint32(atou(r[3]))]
+		t := byOID[pgside.OID(r[0])]
+		ty := types[pgside.OID(r[3])]
 		c := target.Column{
-			Name: string(r[2]), Type: ty.typ, CastType: ty.cast,
-			NotNull:          string(r[4]) == "t" || ty.notNull,
+			Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
+			NotNull:          string(r[4]) == "t" || ty.NotNull,
 			Generated:        string(r[7]) != "",
 			IdentityAlways:   string(r[6]) == "a",
 			Nondeterministic: string(r[9]) == "t",
 		}
-		c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.hasDefault)
-		attrs[attrKey{t.oid, int(atoi(r[1]))}] = len(t.Columns)
+		c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
+		attrs[attrKey{t.oid, int(pgside.Atoi(r[1]))}] = len(t.Columns)
 		t.Columns = append(t.Columns, c)
 		t.typeNames = append(t.typeNames, string(r[8]))
-		t.baseNames = append(t.baseNames, ty.baseName(string(r[8])))
+		t.baseNames = append(t.baseNames, ty.BaseName(string(r[8])))
 	}
 	return attrs, nil
 }
@@ -190,10 +197,10 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		return err
 	}
 	for _, r := range rows {
-		t := byOID[uint32(atou(r[0]))]
-		rel := uint32(atou(r[1]))
+		t := byOID[pgside.OID(r[0])]
+		rel := pgside.OID(r[1])
 		column := func(number string) (int, bool) {
-			num := int(atoi([]byte(number)))
+			num := int(pgside.Atoi([]byte(number)))
 			if rel == t.oid {
 				i, ok := attrs[attrKey{rel, num}]
 				return i, ok
@@ -209,7 +216,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 			Plain: columnsOnly && rel == t.oid,
 		}
 		reads := map[int]bool{}
-		for _, f := range splitList(r[7]) {
+		for _, f := range pgside.SplitList(r[7]) {
 			if i, ok := column(f); ok { // 0 stands for an expression
 				u.Columns = append(u.Columns, i)
 				reads[i] = true
@@ -217,7 +224,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		}
 		if !columnsOnly {
 			// Expressions and predicate: what the index depends on, INCLUDE columns too.
-			for _, f := range splitList(r[8]) {
+			for _, f := range pgside.SplitList(r[8]) {
 				if i, ok := column(f); ok {
 					reads[i] = true
 				}
@@ -251,16 +258,9 @@ func readPartitionColumns(ctx context.Context, n *node, rows [][][]byte) (map[at
 		return nil, fail(opCatalogue, n.String(), err)
 	}
 	for _, r := range found {
-		out[attrKey{uint32(atou(r[0])), int(atoi(r[1]))}] = string(r[2])
+		out[attrKey{pgside.OID(r[0]), int(pgside.Atoi(r[1]))}] = string(r[2])
 	}
 	return out, nil
-}
-
-func splitList(b []byte) []string {
-	if len(b) == 0 {
-		return nil
-	}
-	return strings.Split(string(b), ",")
 }
 
 // policyRow is a row of cbrepl.distribution_policy.
@@ -282,8 +282,8 @@ func (t *Target) readPolicies(ctx context.Context, names []target.Name) (map[tar
 	}
 	out := map[target.Name]policyRow{}
 	for _, r := range rows {
-		p := policyRow{kind: string(r[2]), numSegments: int(atoi(r[3]))}
-		p.columns, p.opclasses = make([]string, atoi(r[4])), make([]string, atoi(r[5]))
+		p := policyRow{kind: string(r[2]), numSegments: int(pgside.Atoi(r[3]))}
+		p.columns, p.opclasses = make([]string, pgside.Atoi(r[4])), make([]string, pgside.Atoi(r[5]))
 		out[target.Name{Schema: string(r[0]), Table: string(r[1])}] = p
 	}
 	rows, err = t.co.query(ctx, `
@@ -295,7 +295,7 @@ func (t *Target) readPolicies(ctx context.Context, names []target.Name) (map[tar
 	}
 	for _, r := range rows {
 		p := out[target.Name{Schema: string(r[0]), Table: string(r[1])}]
-		i := int(atoi(r[2])) - 1
+		i := int(pgside.Atoi(r[2])) - 1
 		if i >= 0 && i < len(p.columns) {
 			p.columns[i] = string(r[3])
 		}

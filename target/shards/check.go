@@ -2,7 +2,6 @@ package shards
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/source"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // Check finds out whether Open would find the target in order, without taking
@@ -57,7 +57,7 @@ func (t *Target) checkServers() error {
 				"the %s has max_prepared_transactions = 0, so no batch can be prepared there", n))
 		}
 	}
-	return together("check target servers", errs)
+	return pgside.Together("check target servers", errs)
 }
 
 // readCatalogue reads the target's tables, checks that they can take the
@@ -106,9 +106,12 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		if bad[name] {
 			continue
 		}
-		if more := checkTypes(src, name, cats[0].tables[name]); len(more) > 0 {
-			errs = append(errs, more...)
-			continue
+		if f := cats[0].tables[name]; f != nil {
+			more := pgside.CheckTypes(opCatalogue, "Change the column's type on every shard to the source's", src, f.Table, f.typeNames, f.baseNames)
+			if len(more) > 0 {
+				errs = append(errs, more...)
+				continue
+			}
 		}
 		usable = append(usable, *src)
 	}
@@ -125,29 +128,13 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	engine, err := target.NewEngine(t.opts.Engine, t.opts.Names, usable, list, segments)
 	if err != nil {
-		errs = append(errs, flatten(err)...)
+		errs = append(errs, pgside.Flatten(err)...)
 	}
-	if err := together(opCatalogue, errs); err != nil {
+	if err := pgside.Together(opCatalogue, errs); err != nil {
 		return err
 	}
 	t.engine = engine
 	return nil
-}
-
-// flatten takes joined errors apart, down to those with a place of their own.
-func flatten(err error) []error {
-	if _, ok := err.(*dtx.Error); ok { //nolint:errorlint // only the outermost counts
-		return []error{err}
-	}
-	var joined interface{ Unwrap() []error }
-	if !errors.As(err, &joined) {
-		return []error{err}
-	}
-	var out []error
-	for _, e := range joined.Unwrap() {
-		out = append(out, flatten(e)...)
-	}
-	return out
 }
 
 // firstFound returns the first of names that any shard has.
@@ -212,11 +199,11 @@ func (t *Target) checkTable(name target.Name, cats []*catalogue, policies map[ta
 // checkAccess reports missing privileges and what would fire on a shard.
 func (t *Target) checkAccess(name target.Name, n *node, f *foundTable) []error {
 	var errs []error
-	role := strconv.Quote(n.facts.role)
+	role := pgside.QuoteIdent(n.facts.role)
 	if len(f.missing) > 0 {
-		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), quotedTable(name), role)
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), pgside.TableName(f.Table), role)
 		if s := "USAGE on schema " + name.Schema; slices.Contains(f.missing, s) {
-			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", quoteIdent(name.Schema), role)
+			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", pgside.QuoteIdent(name.Schema), role)
 		}
 		errs = append(errs, tableProblem(name, hint, "role %s lacks %s on the %s", n.facts.role, strings.Join(f.missing, ", "), n))
 	}
@@ -283,28 +270,6 @@ func uniqueShapes(f *foundTable) []string {
 	return out
 }
 
-// checkTypes reports columns whose values would not come through unchanged.
-// Missing columns are the engine's to report.
-func checkTypes(src *source.Table, name target.Name, f *foundTable) []error {
-	if f == nil {
-		return nil
-	}
-	var errs []error
-	for i := range src.Columns {
-		col := &src.Columns[i]
-		c := f.Column(col.Name)
-		if c < 0 || col.Generated || f.Columns[c].Generated {
-			continue
-		}
-		ok, why := roundTrips(col.TypeName, f.baseNames[c])
-		if same, _ := roundTrips(col.TypeName, f.typeNames[c]); !ok && !same { // same: one domain on both sides
-			errs = append(errs, tableProblem(name, "Change the column's type on every shard to the source's",
-				"column %s is %s on the source table %s and %s on the target: %s", strconv.Quote(col.Name), col.TypeName, src, f.typeNames[c], why))
-		}
-	}
-	return errs
-}
-
 // warnReplicaRole says once per Open that a role cannot silence triggers; tables
 // with any were refused.
 func (t *Target) warnReplicaRole() {
@@ -315,7 +280,3 @@ func (t *Target) warnReplicaRole() {
 		}
 	}
 }
-
-func quoteIdent(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
-
-func quotedTable(n target.Name) string { return quoteIdent(n.Schema) + "." + quoteIdent(n.Table) }

@@ -1,13 +1,10 @@
 package shards
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
@@ -210,53 +207,5 @@ func TestOptions(t *testing.T) {
 		if strings.Contains(err.Error(), "canary") {
 			t.Errorf("the error holds a piece of the connection string: %v", err)
 		}
-	}
-}
-
-// What a server reports is printed without row values.
-func TestServerErrorHidesValues(t *testing.T) {
-	for _, c := range []struct {
-		pg   pgconn.PgError
-		want string
-	}{
-		{pgconn.PgError{Code: "22P02", Message: `invalid input syntax for type integer: "canary"`, Where: "canary"}, `invalid input syntax for type integer: (value not shown) (SQLSTATE 22P02)`},
-		{pgconn.PgError{Code: "22003", Message: `value "can"ary" is out of range for type integer`}, `value (value not shown) is out of range for type integer (SQLSTATE 22003)`},
-		{
-			pgconn.PgError{Code: "23505", Message: `duplicate key value violates unique constraint "t_pkey"`, Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
-			`duplicate key value violates unique constraint "t_pkey" (SQLSTATE 23505)`,
-		},
-		{
-			pgconn.PgError{Code: "23502", Message: `null value in column "b" of relation "t" violates not-null constraint`, Detail: "Failing row contains (canary).", ColumnName: "b"},
-			`null value in column "b" of relation "t" violates not-null constraint (SQLSTATE 23502)`,
-		},
-		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "raised by a function on the target; its text can hold row values and is only in that server's log (SQLSTATE P0001)"},
-	} {
-		err := fail("apply batch", "shard 0", &c.pg)
-		if got := err.(*dtx.Error).Err.Error(); got != c.want { //nolint:errorlint // fail returns it bare
-			t.Errorf("%s prints as %s, want %s", c.pg.Code, got, c.want)
-		}
-		if strings.Contains(err.Error(), "canary") {
-			t.Errorf("%v holds a value", err)
-		}
-		var pg *pgconn.PgError
-		if !errors.As(err, &pg) {
-			t.Error("the server's own error is lost")
-		}
-	}
-}
-
-func TestClassify(t *testing.T) {
-	for code, want := range map[string]dtx.Class{
-		"08006": dtx.ClassRetry, "57P01": dtx.ClassRetry, "57P03": dtx.ClassRetry, "40001": dtx.ClassRetry, "40P01": dtx.ClassRetry,
-		"55P03": dtx.ClassRetry, "53300": dtx.ClassRetry, "53200": dtx.ClassRetry, "57014": dtx.ClassRetry, "25006": dtx.ClassRetry, "25P03": dtx.ClassRetry,
-		"53100": dtx.ClassStop, "22P02": dtx.ClassStop, "23505": dtx.ClassStop, "42P01": dtx.ClassStop, "42501": dtx.ClassStop, "0A000": dtx.ClassStop,
-		"28P01": dtx.ClassStop, "3D000": dtx.ClassStop, "XX001": dtx.ClassStop, "P0001": dtx.ClassStop, "54000": dtx.ClassStop,
-	} {
-		if got := classify(&pgconn.PgError{Code: code}); got != want {
-			t.Errorf("class of %s is %d, want %d", code, got, want)
-		}
-	}
-	if classify(errors.New("unexpected EOF")) != dtx.ClassRetry {
-		t.Error("a lost connection does not retry")
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 const decideStatement = "cbrepl_decide"
@@ -67,7 +67,7 @@ func (t *Target) decide(ctx context.Context, b *dtx.Batch, touched []*node) erro
 		return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Msg: t.co.String(), Err: res.Err}
 	}
 	return &dtx.Error{
-		Op: opCommit, Class: dtx.ClassRetry, Err: clean(res.Err),
+		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(res.Err),
 		Msg: "the connection to the " + t.co.String() + " was lost while batch " + strconv.FormatUint(b.Seq, 10) + " was being decided; the next open tells whether it was",
 	}
 }
@@ -78,7 +78,7 @@ func (t *Target) decideParams(b *dtx.Batch, touched []*node) [][]byte {
 	for _, n := range touched {
 		batches[n.index] = b.Seq
 	}
-	contents, lsns := positionArrays(b.Positions)
+	contents, lsns := pgside.AppendPositions(nil, nil, b.Positions)
 	drop := newArray(len(b.DedupDrop))
 	add := 0
 	for _, g := range b.DedupDrop { // both lists rise in gxid
@@ -94,7 +94,7 @@ func (t *Target) decideParams(b *dtx.Batch, touched []*node) [][]byte {
 	for i := range b.DedupAdd {
 		e := &b.DedupAdd[i]
 		gxids.uint(uint64(e.GXID))
-		c, l := positionArrays(e.Pending)
+		c, l := pgside.AppendPositions(nil, nil, e.Pending)
 		pendingContents.quoted(c)
 		pendingLSNs.quoted(l)
 	}
@@ -108,18 +108,6 @@ func (t *Target) decideParams(b *dtx.Batch, touched []*node) [][]byte {
 		strconv.AppendUint(nil, b.Seq, 10),
 		shardBatches.end(), contents, lsns, drop.end(), gxids.end(), pendingContents.end(), pendingLSNs.end(),
 	}
-}
-
-// positionArrays prints positions as two array literals.
-func positionArrays(ps []dtx.Position) (contents, lsns []byte) {
-	c, l := newArray(len(ps)), newArray(len(ps))
-	for _, p := range ps {
-		c.next()
-		c.b = strconv.AppendInt(c.b, int64(p.Content), 10)
-		l.next()
-		l.b = append(l.b, p.LSN.String()...)
-	}
-	return c.end(), l.end()
 }
 
 // array builds an array literal of values that need no quotes, or of array
@@ -187,7 +175,7 @@ func (t *Target) Init(ctx context.Context, streams []target.StreamIdentity, posi
 			SELECT $1::text, u.* FROM unnest($3::smallint[], $4::pg_lsn[], $5::text[], $6::text[], $7::integer[]) u
 			WHERE EXISTS (SELECT FROM d))
 		SELECT count(*) FROM d`,
-		t.opts.Subscription, strconv.FormatUint(t.epoch, 10), textArray(contents), textArray(lsns), textArray(systems), textArray(slots), textArray(timelines))
+		t.opts.Subscription, strconv.FormatUint(t.epoch, 10), pgside.TextArray(contents), pgside.TextArray(lsns), pgside.TextArray(systems), pgside.TextArray(slots), pgside.TextArray(timelines))
 	if err != nil {
 		t.open = false
 		return fail(op, t.co.String(), err)
@@ -198,19 +186,4 @@ func (t *Target) Init(ctx context.Context, streams []target.StreamIdentity, posi
 	}
 	t.initialized, t.positions = true, at
 	return nil
-}
-
-// textArray prints an array literal, every element quoted.
-func textArray(vals []string) string {
-	r := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	var b strings.Builder
-	b.WriteByte('{')
-	for i, v := range vals {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(`"` + r.Replace(v) + `"`)
-	}
-	b.WriteByte('}')
-	return b.String()
 }

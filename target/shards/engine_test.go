@@ -19,6 +19,7 @@ import (
 	"cbrepl/router"
 	"cbrepl/source"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // memRows holds parts in memory, by spool id.
@@ -102,7 +103,7 @@ func (s *items) check(t *testing.T, dbs []string, policy router.Policy) {
 	got := map[int]string{}
 	for i, dsn := range dbs {
 		for _, row := range queryRows(t, dsn, "SELECT id, v FROM app.item") {
-			id := int(atoi([]byte(row[0])))
+			id := int(pgside.Atoi([]byte(row[0])))
 			if _, twice := got[id]; twice {
 				t.Errorf("row %d is on two shards", id)
 			}

@@ -12,6 +12,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // executor is the target.Backend of stock PostgreSQL shards. A prepared
@@ -43,46 +44,6 @@ func (e *executor) Segments() []dtx.Content { return e.segments }
 
 // opRows names the step in errors.
 const opRows = "apply rows"
-
-// dataFault wraps an error of a statement about rows. Faults of the data are
-// pinned to a row where the server said which line of a COPY it was at.
-func dataFault(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) < 2 {
-		return fail(opRows, "", err)
-	}
-	switch pg.Code[:2] {
-	case "22", "23", "P0":
-		return &target.DataError{
-			Row:        copyLine(pg.Where) - 1,
-			Duplicate:  pg.Code == "23505" || pg.Code == "23P01",
-			Constraint: pg.ConstraintName,
-			Err:        fail(opRows, "", err),
-		}
-	}
-	return fail(opRows, "", err)
-}
-
-// copyLine reads the line number of a COPY's error context ("COPY t, line 3,
-// column c: ..."), 0 when there is none. The word for line depends on the
-// server's language, and the value behind the colon can be anything.
-func copyLine(where string) int {
-	rest, ok := strings.CutPrefix(where, "COPY ")
-	if !ok {
-		return 0
-	}
-	for _, part := range strings.Split(rest, ", ")[1:] {
-		part, _, _ = strings.Cut(part, ":")
-		f := strings.Fields(part)
-		if len(f) == 0 {
-			continue
-		}
-		if n, err := strconv.Atoi(f[len(f)-1]); err == nil {
-			return n
-		}
-	}
-	return 0
-}
 
 // Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
 // they are the exception.
@@ -132,14 +93,14 @@ func copyIn(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64,
 
 func copyRows(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int64, error) {
 	if len(op.Cols) == 0 { // rows of defaults only; COPY cannot say that
-		tag, err := conn.Exec(ctx, "INSERT INTO "+tableName(op.Table)+" SELECT FROM generate_series(1, "+
+		tag, err := conn.Exec(ctx, "INSERT INTO "+pgside.TableName(op.Table)+" SELECT FROM generate_series(1, "+
 			strconv.FormatInt(op.Rows, 10)+")").ReadAll()
 		if err != nil {
 			return 0, dataFault(err)
 		}
 		return tag[0].CommandTag.RowsAffected(), nil
 	}
-	tag, err := conn.CopyFrom(ctx, bytes.NewReader(op.Data), copySQL(op))
+	tag, err := conn.CopyFrom(ctx, bytes.NewReader(op.Data), pgside.CopySQL(op.Table, op.Cols))
 	if err != nil {
 		return 0, dataFault(err)
 	}
@@ -153,7 +114,7 @@ func insertNew(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int
 	for i := range vals {
 		vals[i] = new(target.Vec)
 	}
-	parseCopy(op.Data, vals)
+	pgside.ParseCopy(op.Data, vals)
 	var q query
 	q.insertNew(op, vals)
 	res := q.run(ctx, conn)
@@ -161,39 +122,6 @@ func insertNew(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) (int
 		return 0, dataFault(res.Err)
 	}
 	return res.CommandTag.RowsAffected(), nil
-}
-
-// parseCopy reads COPY text that the engine wrote into columns.
-func parseCopy(data []byte, vals []*target.Vec) {
-	var field []byte
-	for line := range bytes.Lines(data) {
-		line = line[:len(line)-1]
-		for i := range vals {
-			raw, rest, _ := bytes.Cut(line, []byte{'\t'})
-			line = rest
-			if string(raw) == `\N` {
-				vals[i].AppendNull()
-				continue
-			}
-			field = field[:0]
-			for j := 0; j < len(raw); j++ {
-				c := raw[j]
-				if c == '\\' && j+1 < len(raw) {
-					j++
-					switch c = raw[j]; c {
-					case 'n':
-						c = '\n'
-					case 'r':
-						c = '\r'
-					case 't':
-						c = '\t'
-					}
-				}
-				field = append(field, c)
-			}
-			vals[i].Append(field)
-		}
-	}
 }
 
 // Delete deletes rows by key.
@@ -247,7 +175,7 @@ func readFetched(res *pgconn.Result, columns int) target.Found {
 		Values: make([]pgoutput.Value, 0, columns*len(res.Rows)),
 	}
 	for _, row := range res.Rows {
-		found.Ordinals = append(found.Ordinals, int(atoi(row[0]))-1)
+		found.Ordinals = append(found.Ordinals, int(pgside.Atoi(row[0]))-1)
 		for _, v := range row[1:] {
 			if v == nil {
 				found.Values = append(found.Values, pgoutput.Value{Kind: pgoutput.ValueNull})
@@ -266,11 +194,11 @@ func readCounts(res *pgconn.Result) target.Found {
 		return target.Found{Rows: res.CommandTag.RowsAffected()}
 	}
 	row := res.Rows[0]
-	found := target.Found{Rows: atoi(row[0])}
+	found := target.Found{Rows: pgside.Atoi(row[0])}
 	if len(row) > 1 {
-		found.MissingRows = atoi(row[1])
-		for _, f := range splitList(row[2]) {
-			found.Missing = append(found.Missing, int(atoi([]byte(f)))-1)
+		found.MissingRows = pgside.Atoi(row[1])
+		for _, f := range pgside.SplitList(row[2]) {
+			found.Missing = append(found.Missing, int(pgside.Atoi([]byte(f)))-1)
 		}
 	}
 	return found
@@ -289,7 +217,7 @@ func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*targ
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(only(t))
+		b.WriteString(pgside.Only(t))
 	}
 	if restartIdentity {
 		b.WriteString(" RESTART IDENTITY")

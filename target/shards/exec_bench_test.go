@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cbrepl/router"
+	"cbrepl/target/internal/pgside"
 )
 
 // benchRows is the size of the benchmarks' table; CBREPL_BENCH_ROWS changes it.
@@ -135,7 +136,7 @@ func benchChanges(b *testing.B, change func(m *mirror, rows int) int) {
 
 		start := time.Now()
 		m.exec(sub, fmt.Sprintf("CREATE SUBSCRIPTION %s CONNECTION %s PUBLICATION p WITH (create_slot = false, copy_data = false, slot_name = '%s')",
-			slot, quoteLiteral(strings.Replace(m.src[0], "/"+name, "/"+src, 1)), slot))
+			slot, pgside.QuoteLiteral(strings.Replace(m.src[0], "/"+name, "/"+src, 1)), slot))
 		end := queryRows2(b, m.src[0], "SELECT pg_current_wal_lsn()")[0][0]
 		for deadline := time.Now().Add(5 * time.Minute); ; {
 			if queryRows2(b, m.src[0], fmt.Sprintf("SELECT confirmed_flush_lsn >= '%s' FROM pg_replication_slots, pg_sleep(0.005) WHERE slot_name = '%s'", end, slot))[0][0] == "t" {

@@ -10,6 +10,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // A deferrable unique constraint is checked by a trigger of its own, at the end
@@ -44,14 +45,14 @@ func checkDeferred(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp, 
 	for i := range vals {
 		vals[i] = new(target.Vec)
 	}
-	parseCopy(op.Data, vals)
+	pgside.ParseCopy(op.Data, vals)
 	for _, key := range keys {
 		set := target.Set{Cols: key}
 		for _, c := range key {
 			set.Vals = append(set.Vals, vals[slices.Index(op.Cols, c)])
 		}
 		var q query
-		q.WriteString("SELECT v.o FROM " + only(op.Table) + " AS t JOIN ")
+		q.WriteString("SELECT v.o FROM " + pgside.Only(op.Table) + " AS t JOIN ")
 		q.unnest(namedSet{"k", set.Vals})
 		q.WriteString(" ON ")
 		q.keysMatch(op.Table, set)
@@ -62,7 +63,7 @@ func checkDeferred(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp, 
 		}
 		if len(res.Rows) > 0 {
 			return &target.DataError{
-				Row: int(atoi(res.Rows[0][0])) - 1, Duplicate: true,
+				Row: int(pgside.Atoi(res.Rows[0][0])) - 1, Duplicate: true,
 				Err: &dtx.Error{Op: opRows, Class: dtx.ClassStop, Msg: "a duplicate of a deferrable unique constraint"},
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/target/internal/pgside"
 )
 
 // Prepared statements outlive batches, a change of the table and their own
@@ -18,7 +20,7 @@ func TestMirrorPrepared(t *testing.T) {
 		if res.Err != nil {
 			t.Fatal(res.Err)
 		}
-		return int(atoi(res.Rows[0][0]))
+		return int(pgside.Atoi(res.Rows[0][0]))
 	}
 	m.must("INSERT INTO app.t SELECT i, 'v', i FROM generate_series(1, 1000) i")
 	for n := range 10 { // other numbers of rows, one statement

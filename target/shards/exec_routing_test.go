@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/target/internal/pgside"
 )
 
 // Policies differ between source and target, in every combination.
@@ -92,9 +93,9 @@ func TestMirrorRandomElsewhere(t *testing.T) {
 	for _, tab := range []string{"k", "n"} { // all onto one shard
 		for _, dsn := range m.o.Shards[1:] {
 			for _, r := range queryRows(t, dsn, "SELECT r.id, r.v"+map[string]string{"k": ", r.b", "n": ", ''"}[tab]+" FROM app."+tab+" r") {
-				sql := "INSERT INTO app." + tab + " VALUES (" + r[0] + ", " + quoteLiteral(r[1])
+				sql := "INSERT INTO app." + tab + " VALUES (" + r[0] + ", " + pgside.QuoteLiteral(r[1])
 				if tab == "k" {
-					sql += ", " + quoteLiteral(r[2])
+					sql += ", " + pgside.QuoteLiteral(r[2])
 				}
 				m.exec(m.o.Shards[0], sql+")")
 			}

@@ -11,6 +11,7 @@ import (
 
 	"cbrepl/router"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // query is a statement under construction. Values come as text[] parameters in
@@ -38,32 +39,6 @@ func (q *query) run(ctx context.Context, conn *pgconn.PgConn) *pgconn.Result {
 
 // format writes; a Builder does not fail.
 func (q *query) format(f string, args ...any) { _, _ = fmt.Fprintf(q, f, args...) }
-
-func tableName(t *target.Table) string { return quoteIdent(t.Schema) + "." + quoteIdent(t.Name) }
-
-// only names a table without those that inherit from it. The partitions of a
-// partitioned table are the table itself.
-func only(t *target.Table) string {
-	if t.Kind == target.PartitionRoot {
-		return tableName(t)
-	}
-	return "ONLY " + tableName(t)
-}
-
-func column(t *target.Table, c int) string { return quoteIdent(t.Columns[c].Name) }
-
-func copySQL(op *target.CopyOp) string {
-	var b strings.Builder
-	b.WriteString("COPY " + tableName(op.Table) + " (")
-	for i, c := range op.Cols {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(column(op.Table, c))
-	}
-	b.WriteString(") FROM STDIN")
-	return b.String()
-}
 
 // param adds a vector and returns its number.
 func (q *query) param(v *target.Vec) string {
@@ -103,9 +78,6 @@ type namedSet struct {
 	vals []*target.Vec
 }
 
-// cast is a value of v as the column's type.
-func cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
-
 // keysMatch writes the comparison of key columns, in the operators that their
 // unique index uses.
 //
@@ -114,66 +86,30 @@ func cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns
 // from a few thousand keys on. A comparison with an array of one value can use
 // an index and nothing else.
 func (q *query) keysMatch(t *target.Table, keys target.Set) {
-	indexed := uniqueKeys(t, keys.Cols, true)
+	indexed := pgside.IndexedKeys(t, keys.Cols)
 	q.keyed = indexed
 	for i, c := range keys.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
 		col := &t.Columns[c]
-		q.WriteString("t." + column(t, c) + " " + equals(col) + " ")
-		val := cast(t, c, "v.k"+strconv.Itoa(i))
-		if b := baseType(col.Type); indexed && b != nil && b.Kind != router.ArrayType {
+		q.WriteString("t." + pgside.Column(t, c) + " " + pgside.Equals(col) + " ")
+		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
+		if b := pgside.BaseType(col.Type); indexed && b != nil && b.Kind != router.ArrayType {
 			val = "ANY (ARRAY[" + val + "])"
 		}
 		q.WriteString(val)
 	}
 }
 
-// equals is the equality operator of a column's type. The search path holds
-// pg_catalog only; a type of another schema has its operator there, too.
-func equals(c *target.Column) string {
-	schema, _, _ := strings.Cut(strings.ReplaceAll(c.CastType, `"`, ""), ".")
-	if schema == "pg_catalog" || baseType(c.Type).Kind != router.BaseType {
-		return "="
-	}
-	return "OPERATOR(" + c.CastType[:strings.LastIndex(c.CastType, ".")] + ".=)"
-}
-
-func baseType(t *router.Type) *router.Type {
-	for t != nil && t.Kind == router.DomainType && t.Elem != nil {
-		t = t.Elem
-	}
-	return t
-}
-
-// exactTypes are the types of pg_catalog whose values are equal exactly when
-// they print alike. Others are equal too early (numeric 1.0 and 1.00, box by
-// its area) or have no equality (json, xml, point), and are compared as text.
-var exactTypes = map[uint32]bool{
-	16: true, 17: true, 18: true, 19: true, 20: true, 21: true, 23: true, 25: true, 26: true, 28: true, 29: true,
-	650: true, 774: true, 790: true, 829: true, 869: true, 1042: true, 1043: true, 1082: true, 1083: true,
-	1114: true, 1184: true, 1266: true, 1560: true, 1562: true, 2950: true, 3220: true, 5069: true,
-}
-
-func exact(c *target.Column) bool {
-	t := baseType(c.Type)
-	if t == nil || c.Nondeterministic {
-		return false
-	}
-	return t.Kind == router.EnumType || t.Kind == router.BaseType && exactTypes[t.OID]
-}
-
-// asText prints a column or value for comparison, byte by byte.
-func asText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLATE "C"` }
-
-// same is a condition: column c prints as the value does, NULL as NULL.
+// same is a condition: column c prints as the value does, NULL as NULL. The
+// session prints floating-point values exactly.
 func same(t *target.Table, c int, v string) string {
-	col, val := "t."+column(t, c), cast(t, c, v)
-	if exact(&t.Columns[c]) {
+	col, val := "t."+pgside.Column(t, c), pgside.Cast(t, c, v)
+	if pgside.Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
 	}
-	return asText(col) + " IS NOT DISTINCT FROM " + asText(val)
+	return pgside.AsText(col) + " IS NOT DISTINCT FROM " + pgside.AsText(val)
 }
 
 // allSame is a condition: the row does not differ from s in any column.
@@ -184,25 +120,6 @@ func (q *query) allSame(t *target.Table, s target.Set, name string) {
 		}
 		q.WriteString(same(t, c, "v."+name+strconv.Itoa(i)))
 	}
-}
-
-// uniqueKeys reports whether no two rows can match one key; with deferrable,
-// whether there is a unique index for it, checked or not.
-func uniqueKeys(t *target.Table, cols []int, deferrable bool) bool {
-	for _, u := range t.Uniques {
-		ok := u.Plain && !u.Exclusion && (deferrable || !u.Deferrable) && len(u.Columns) > 0
-		for _, c := range u.Columns {
-			found := false
-			for _, k := range cols {
-				found = found || k == c
-			}
-			ok = ok && found
-		}
-		if ok {
-			return true
-		}
-	}
-	return false
 }
 
 // counts wraps a data-modifying statement that returns o: the answer is one row
@@ -232,13 +149,13 @@ SELECT c.n, m.n, m.list FROM c, LATERAL (
 func (q *query) returning(t *target.Table, ordinal string, fetch []int) {
 	q.WriteString(" RETURNING " + ordinal)
 	for _, c := range fetch {
-		q.WriteString(", t." + column(t, c))
+		q.WriteString(", t." + pgside.Column(t, c))
 	}
 }
 
 func (q *query) deleteByKey(op *target.DeleteOp, fetched bool) {
 	body := func() {
-		q.WriteString("DELETE FROM " + only(op.Table) + " AS t USING ")
+		q.WriteString("DELETE FROM " + pgside.Only(op.Table) + " AS t USING ")
 		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Differ.Vals})
 		q.WriteString(" WHERE ")
 		q.keysMatch(op.Table, op.Keys)
@@ -253,12 +170,12 @@ func (q *query) deleteByKey(op *target.DeleteOp, fetched bool) {
 		body()
 		return
 	}
-	q.counts(op.N, uniqueKeys(op.Table, op.Keys.Cols, false), op.Partial, body)
+	q.counts(op.N, pgside.UniqueKeys(op.Table, op.Keys.Cols), op.Partial, body)
 }
 
 func (q *query) updateByKey(op *target.UpdateOp) {
 	t := op.Table
-	unique := uniqueKeys(t, op.Keys.Cols, false)
+	unique := pgside.UniqueKeys(t, op.Keys.Cols)
 	where := func() {
 		q.WriteString(" WHERE ")
 		q.keysMatch(t, op.Keys)
@@ -269,17 +186,17 @@ func (q *query) updateByKey(op *target.UpdateOp) {
 	}
 	q.counts(op.N, unique, op.Partial, func() {
 		if len(op.Set.Cols) == 0 { // nothing to change; the row has to be there all the same
-			q.WriteString("SELECT v.o FROM " + only(t) + " AS t, ")
+			q.WriteString("SELECT v.o FROM " + pgside.Only(t) + " AS t, ")
 			q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Same.Vals})
 			where()
 			return
 		}
-		q.WriteString("UPDATE " + only(t) + " AS t SET ")
+		q.WriteString("UPDATE " + pgside.Only(t) + " AS t SET ")
 		for i, c := range op.Set.Cols {
 			if i > 0 {
 				q.WriteString(", ")
 			}
-			q.WriteString(column(t, c) + " = " + cast(t, c, "v.s"+strconv.Itoa(i)))
+			q.WriteString(pgside.Column(t, c) + " = " + pgside.Cast(t, c, "v.s"+strconv.Itoa(i)))
 		}
 		q.WriteString(" FROM ")
 		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"s", op.Set.Vals}, namedSet{"g", op.Same.Vals})
@@ -303,31 +220,31 @@ func (q *query) deleteImages(op *target.ImageOp, fetched bool) {
 	q.WriteString("WITH v AS MATERIALIZED (SELECT v.o, v.n0::bigint AS n")
 	for i, c := range op.Image.Cols {
 		k := "v.k" + strconv.Itoa(i)
-		if !exact(&t.Columns[c]) {
-			q.WriteString(", " + asText(cast(t, c, k)))
+		if !pgside.Exact(&t.Columns[c]) {
+			q.WriteString(", " + pgside.AsText(pgside.Cast(t, c, k)))
 		} else {
-			q.WriteString(", " + cast(t, c, k))
+			q.WriteString(", " + pgside.Cast(t, c, k))
 		}
 		q.WriteString(" AS k" + strconv.Itoa(i))
 	}
 	q.WriteString(" FROM ")
 	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*target.Vec{&counts}})
-	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + only(t) + " AS t JOIN v ON true")
+	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + pgside.Only(t) + " AS t JOIN v ON true")
 	for i, c := range op.Image.Cols {
 		q.WriteString(" AND ")
-		col, val := "t."+column(t, c), "v.k"+strconv.Itoa(i)
-		switch ex := exact(&t.Columns[c]); {
+		col, val := "t."+pgside.Column(t, c), "v.k"+strconv.Itoa(i)
+		switch ex := pgside.Exact(&t.Columns[c]); {
 		case ex && !op.Image.Vals[i].HasNull():
 			q.WriteString(col + " = " + val)
 		case ex:
-			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + asText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + pgside.AsText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
 		default: // of the text: a composite value IS NULL when its fields are
-			q.WriteString("coalesce(" + asText(col) + ", '') = coalesce(" + val + ", '') AND (" + asText(col) + " IS NULL) = (" + val + " IS NULL)")
+			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + val + ", '') AND (" + pgside.AsText(col) + " IS NULL) = (" + val + " IS NULL)")
 		}
 	}
 	q.WriteString(")")
 	body := func() {
-		q.WriteString("DELETE FROM " + only(t) + " AS t USING m WHERE t.ctid = m.ctid AND t.tableoid = m.tableoid AND m.r <= m.n")
+		q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t USING m WHERE t.ctid = m.ctid AND t.tableoid = m.tableoid AND m.r <= m.n")
 		q.returning(t, "m.o", op.Fetch)
 	}
 	if fetched {
@@ -353,10 +270,10 @@ func (q *query) insertNew(op *target.CopyOp, vals []*target.Vec) {
 	t := op.Table
 	var names, exprs []string
 	for i, c := range op.Cols {
-		names = append(names, column(t, c))
-		exprs = append(exprs, cast(t, c, "v.s"+strconv.Itoa(i)))
+		names = append(names, pgside.Column(t, c))
+		exprs = append(exprs, pgside.Cast(t, c, "v.s"+strconv.Itoa(i)))
 	}
-	q.WriteString("INSERT INTO " + tableName(t) + " (" + strings.Join(names, ", ") + ") OVERRIDING SYSTEM VALUE SELECT " + strings.Join(exprs, ", ") + " FROM ")
+	q.WriteString("INSERT INTO " + pgside.TableName(t) + " (" + strings.Join(names, ", ") + ") OVERRIDING SYSTEM VALUE SELECT " + strings.Join(exprs, ", ") + " FROM ")
 	q.unnest(namedSet{"s", vals})
 	q.WriteString(" ORDER BY v.o ON CONFLICT DO NOTHING")
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cbrepl/dtx"
+	"cbrepl/target/internal/pgside"
 )
 
 // takeShards makes this daemon the only one that can write, and resolves what
@@ -88,7 +89,7 @@ func (t *Target) fence(ctx context.Context, n *node, row subscriptionRow) error 
 			return nil
 		case err == nil:
 			return stop(opOpen, "Stop the other daemon", "the epoch of subscription %s on the %s was raised by another daemon at the same time", t.opts.Subscription, n)
-		case sqlState(err) != stateLockNotAvailable:
+		case pgside.SQLState(err) != pgside.StateLockNotAvailable:
 			if blocked != "" && errors.Is(err, context.DeadlineExceeded) {
 				return retry(opOpen, "It is tried again; end that session or transaction if it does not end by itself",
 					"cannot raise the epoch on the %s: the row of subscription %s in cbrepl.shard is locked by %s", n, t.opts.Subscription, blocked)
@@ -140,7 +141,7 @@ func (t *Target) endOlderSessions(ctx context.Context, n *node) error {
 	}
 	for _, r := range rows {
 		gone, err := n.query(ctx, `SELECT pg_terminate_backend($1::int, 5000)`, string(r[0]))
-		if code := sqlState(err); code == stateInsufficientPriv {
+		if code := pgside.SQLState(err); code == pgside.StateInsufficientPriv {
 			t.log.Warn("an older session of the subscription cannot be ended: the role is neither its owner nor a member of pg_signal_backend",
 				slog.String("server", n.name), slog.String("pid", string(r[0])))
 			continue
@@ -208,8 +209,8 @@ func (t *Target) resolve(ctx context.Context, n *node, decided batchID) error {
 			verb, counter = "COMMIT PREPARED ", func(s *Stats) { s.InDoubtCommitted++ }
 		case rollBackIt:
 		}
-		err := n.simple(ctx, verb+quoteLiteral(p.gid))
-		switch sqlState(err) {
+		err := n.simple(ctx, verb+pgside.QuoteLiteral(p.gid))
+		switch pgside.SQLState(err) {
 		case "":
 			if err != nil {
 				return fail(opOpen, n.String(), err)
@@ -217,10 +218,10 @@ func (t *Target) resolve(ctx context.Context, n *node, decided batchID) error {
 			t.count(counter)
 			t.log.Info("resolved a prepared transaction", slog.String("server", n.name), slog.String("gid", p.gid),
 				slog.String("outcome", strings.ToLower(strings.TrimSuffix(verb, " PREPARED "))))
-		case stateUndefinedObject, stateObjectNotInState:
+		case pgside.StateUndefinedObject, pgside.StateObjectNotInState:
 			// An older daemon's session, about to be ended, finishes it or holds
 			// it: the epoch cannot be raised before it is resolved.
-		case stateInsufficientPriv:
+		case pgside.StateInsufficientPriv:
 			return stop(opOpen, "Run the daemon under the role that prepared it, or as a superuser",
 				"role %s may not finish prepared transaction %s on the %s", n.facts.role, p.gid, n)
 		default:
@@ -262,12 +263,9 @@ func (t *Target) checkShare(ctx context.Context, n *node) error {
 	if err != nil {
 		return fail(opOpen, n.String(), err)
 	}
-	if subs := int(atoi(rows[0][0])); subs > n.facts.maxPrepared {
+	if subs := int(pgside.Atoi(rows[0][0])); subs > n.facts.maxPrepared {
 		return stop(opOpen, "Raise it to at least that number, plus what other two-phase clients need, and restart that server",
 			"the %s has max_prepared_transactions = %d and serves %d subscriptions", n, n.facts.maxPrepared, subs)
 	}
 	return nil
 }
-
-// quoteLiteral quotes a string constant; standard_conforming_strings is on.
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

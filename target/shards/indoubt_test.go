@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/target/internal/pgside"
 )
 
 // prepareAs leaves a prepared transaction on a database, as a daemon would.
@@ -16,7 +17,7 @@ func prepareAs(t *testing.T, dsn, gid string, row int) {
 
 func databaseOID(t *testing.T, dsn string) uint32 {
 	t.Helper()
-	return uint32(atou([]byte(queryRows(t, dsn, "SELECT oid FROM pg_database WHERE datname = current_database()")[0][0])))
+	return uint32(pgside.Atou([]byte(queryRows(t, dsn, "SELECT oid FROM pg_database WHERE datname = current_database()")[0][0])))
 }
 
 func preparedGIDs(t *testing.T, dsn string) string {

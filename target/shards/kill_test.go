@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cbrepl/faultinject"
+	"cbrepl/target/internal/pgside"
 )
 
 // killPoints are all fault points of a daemon's life, with the pass to die on.
@@ -44,7 +45,7 @@ func daemon(t *testing.T, job loopJob, point string) (applied uint64, killed boo
 	out, err := cmd.Output()
 	for line := range strings.Lines(string(out)) {
 		if n, ok := strings.CutPrefix(strings.TrimSpace(line), "applied "); ok {
-			applied = atou([]byte(n))
+			applied = pgside.Atou([]byte(n))
 		}
 	}
 	var exit *exec.ExitError

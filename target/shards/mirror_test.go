@@ -14,6 +14,7 @@ import (
 	"cbrepl/router"
 	"cbrepl/source"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 // mirror replicates real databases into real shards without a daemon: what the
@@ -98,7 +99,7 @@ func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 			cols = `"` + strings.ReplaceAll(cols, ",", `","`) + `"`
 		}
 		m.exec(m.o.Coordinator, fmt.Sprintf("INSERT INTO cbrepl.distribution_policy VALUES (%s, %s, '%s', %s, NULL, %d)",
-			quoteLiteral(schema), quoteLiteral(table), kind, quoteLiteral("{"+cols+"}"), len(dbs)))
+			pgside.QuoteLiteral(schema), pgside.QuoteLiteral(table), kind, pgside.QuoteLiteral("{"+cols+"}"), len(dbs)))
 	}
 	m.readTables(c)
 	return m, m.open()
@@ -207,7 +208,7 @@ func (m *mirror) readTables(c mirrorConfig) {
 			m.tables[name] = st
 		}
 		st.Columns = append(st.Columns, source.Column{
-			Name: r[3], TypeOID: uint32(atou([]byte(r[4]))), TypeName: r[5],
+			Name: r[3], TypeOID: pgside.OID([]byte(r[4])), TypeName: r[5],
 			Generated: r[6] != "", PrimaryKey: r[7] == "t", Key: r[8] == "t" || r[2] == "f",
 		})
 	}
@@ -388,7 +389,7 @@ func (m *mirror) check() {
 func (m *mirror) selectList(st *source.Table) string {
 	var cols []string
 	for _, c := range st.Columns {
-		cols = append(cols, quoteIdent(c.Name)+"::text")
+		cols = append(cols, pgside.QuoteIdent(c.Name)+"::text")
 	}
 	return strings.Join(cols, ", ")
 }
@@ -403,10 +404,10 @@ func (m *mirror) sourceRows(name string) []string {
 			break
 		}
 		only := "ONLY "
-		if len(m.query(dsn, "SELECT 1 FROM pg_partitioned_table WHERE partrelid = "+quoteLiteral(quoteIdent(st.Schema)+"."+quoteIdent(st.Name))+"::regclass")) > 0 {
+		if len(m.query(dsn, "SELECT 1 FROM pg_partitioned_table WHERE partrelid = "+pgside.QuoteLiteral(quotedTable(st.Schema, st.Name))+"::regclass")) > 0 {
 			only = ""
 		}
-		rows = append(rows, m.query(dsn, "SELECT "+m.selectList(st)+" FROM "+only+quoteIdent(st.Schema)+"."+quoteIdent(st.Name))...)
+		rows = append(rows, m.query(dsn, "SELECT "+m.selectList(st)+" FROM "+only+quotedTable(st.Schema, st.Name))...)
 	}
 	slices.Sort(rows)
 	return rows
@@ -419,10 +420,10 @@ func (m *mirror) compare(st *source.Table, tgt target.Name, want []string, list 
 	var got []string
 	for i, dsn := range m.o.Shards {
 		only := "ONLY "
-		if len(m.query(dsn, "SELECT 1 FROM pg_partitioned_table WHERE partrelid = "+quoteLiteral(quotedTable(tgt))+"::regclass")) > 0 {
+		if len(m.query(dsn, "SELECT 1 FROM pg_partitioned_table WHERE partrelid = "+pgside.QuoteLiteral(quotedTable(tgt.Schema, tgt.Table))+"::regclass")) > 0 {
 			only = ""
 		}
-		rows := m.query(dsn, "SELECT "+list+" FROM "+only+quotedTable(tgt))
+		rows := m.query(dsn, "SELECT "+list+" FROM "+only+quotedTable(tgt.Schema, tgt.Table))
 		switch engine.Kind {
 		case router.Replicated:
 			slices.Sort(rows)
@@ -450,9 +451,9 @@ func (m *mirror) checkPlaces(tgt target.Name, shard int, dsn, only string, p rou
 	}
 	var cols []string
 	for _, c := range p.Columns {
-		cols = append(cols, quoteIdent(c.Name)+"::text")
+		cols = append(cols, pgside.QuoteIdent(c.Name)+"::text")
 	}
-	res := m.session(dsn).ExecParams(context.Background(), "SELECT "+strings.Join(cols, ", ")+" FROM "+only+quotedTable(tgt), nil, nil, nil, nil).Read()
+	res := m.session(dsn).ExecParams(context.Background(), "SELECT "+strings.Join(cols, ", ")+" FROM "+only+quotedTable(tgt.Schema, tgt.Table), nil, nil, nil, nil).Read()
 	if res.Err != nil {
 		m.t.Fatal(res.Err)
 	}
@@ -499,4 +500,8 @@ func nameOf(schema, table string) target.Name { return target.Name{Schema: schem
 func renamed(t source.Table, schema, name string) *source.Table {
 	t.Schema, t.Name = schema, name
 	return &t
+}
+
+func quotedTable(schema, table string) string {
+	return pgside.QuoteIdent(schema) + "." + pgside.QuoteIdent(table)
 }

@@ -2,16 +2,12 @@ package shards
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"cbrepl/dtx"
+	"cbrepl/target/internal/pgside"
 )
 
 // node is one server of the target and this daemon's connection to it. It is
@@ -43,12 +39,9 @@ type facts struct {
 }
 
 func newNode(name string, index int, dsn string) (*node, error) {
-	cfg, err := pgconn.ParseConfig(dsn)
+	cfg, err := pgside.Config(name, dsn)
 	if err != nil {
-		// The cause is left out: it can hold pieces of a password.
-		return nil, stop("read configuration",
-			"Want postgres://user@host:port/database or host=... port=... dbname=... user=...; in a URL, characters such as / @ : % of a password are percent-encoded",
-			"the connection string of the %s cannot be parsed", name)
+		return nil, err
 	}
 	// Every value is written as the source printed it, whatever the server, the
 	// role or the environment defaults to.
@@ -69,24 +62,11 @@ func newNode(name string, index int, dsn string) (*node, error) {
 	} {
 		cfg.RuntimeParams[k] = v
 	}
-	dialer := &net.Dialer{
-		Timeout:         connectTimeout,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4},
-		Control:         limitUnacknowledged,
-	}
-	cfg.DialFunc = dialer.DialContext
-	cfg.ConnectTimeout = connectTimeout
 	return &node{name: name, index: index, cfg: cfg}, nil
 }
 
 // String names the node with its address, for messages.
-func (n *node) String() string {
-	if strings.HasPrefix(n.cfg.Host, "/") {
-		return fmt.Sprintf("%s (socket %s, port %d, database %s)", n.name, n.cfg.Host, n.cfg.Port, n.cfg.Database)
-	}
-	return fmt.Sprintf("%s (%s, database %s)", n.name,
-		net.JoinHostPort(n.cfg.Host, strconv.Itoa(int(n.cfg.Port))), n.cfg.Database)
-}
+func (n *node) String() string { return pgside.Place(n.name, n.cfg) }
 
 // connect opens the connection. Settings that not every server or role knows
 // are made one by one afterwards.
@@ -95,30 +75,10 @@ func (n *node) connect(ctx context.Context, appName string) error {
 	cfg.RuntimeParams["application_name"] = appName
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return n.connectError(err)
+		return faults.Connect("connect to target", n.String(), err)
 	}
 	n.conn, n.phase, n.gid, n.reply = conn, idle, "", nil
 	return nil
-}
-
-func (n *node) connectError(err error) error {
-	e := &dtx.Error{Op: "connect to target", Msg: n.String(), Class: classify(err), Err: err}
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		e.Err = &serverError{pg}
-		switch pg.Code {
-		case "28P01", "28000":
-			e.Hint = "Check user, password and pg_hba.conf on that server"
-		case "3D000":
-			e.Hint = "Create the database, or correct the connection string"
-		case "57P03":
-			e.Hint = "The server is starting or shutting down; it is tried again"
-		}
-		return e
-	}
-	e.Err = err
-	e.Hint = "Check that the server runs and that host and port of the connection string are right"
-	return e
 }
 
 // settings bound how long a session can stand in the way.
@@ -153,9 +113,9 @@ func (n *node) prepareSession(ctx context.Context, s settings) error {
 	}
 	r := rows[0]
 	n.facts = facts{
-		database:    uint32(atoi(r[0])),
-		version:     int(atoi(r[1])),
-		maxPrepared: int(atoi(r[2])),
+		database:    pgside.OID(r[0]),
+		version:     int(pgside.Atoi(r[1])),
+		maxPrepared: int(pgside.Atoi(r[2])),
 		role:        string(r[5]),
 	}
 	if n.facts.version < minVersion {
@@ -176,7 +136,7 @@ func (n *node) prepareSession(ctx context.Context, s settings) error {
 func (n *node) optionalSettings(ctx context.Context, synchronousCommit string) error {
 	try := func(name, value string) (done bool, err error) {
 		_, err = n.query(ctx, `SELECT set_config(name, $2, false) FROM pg_settings WHERE name = $1`, name, value)
-		if err != nil && sqlState(err) == "" {
+		if err != nil && pgside.SQLState(err) == "" {
 			return false, fail("connect to target", n.String(), err)
 		}
 		return err == nil, nil
@@ -208,12 +168,7 @@ func (n *node) optionalSettings(ctx context.Context, synchronousCommit string) e
 
 // query runs one statement with text parameters and returns its rows as text.
 func (n *node) query(ctx context.Context, sql string, args ...string) ([][][]byte, error) {
-	params := make([][]byte, len(args))
-	for i, a := range args {
-		params[i] = []byte(a)
-	}
-	res := n.conn.ExecParams(ctx, sql, params, nil, nil, nil).Read()
-	return res.Rows, res.Err
+	return pgside.Query(ctx, n.conn, sql, args...)
 }
 
 // simple runs statements without parameters.
@@ -224,29 +179,6 @@ func (n *node) simple(ctx context.Context, sql string) error {
 // close ends the session. Whatever transaction is open is rolled back by the
 // server; the call does not wait for a network that is gone.
 func (n *node) close() {
-	if n.conn == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	_ = n.conn.Close(ctx)
+	pgside.Close(n.conn)
 	n.conn, n.phase, n.gid, n.reply = nil, idle, "", nil
-}
-
-// atoi reads a number that a server printed; 0 for anything else.
-func atoi(b []byte) int64 {
-	v, err := strconv.ParseInt(string(b), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return v
-}
-
-// atou reads an unsigned number that a server printed; 0 for anything else.
-func atou(b []byte) uint64 {
-	v, err := strconv.ParseUint(string(b), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return v
 }

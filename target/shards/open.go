@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
-	"strings"
 
 	"cbrepl/dtx"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 const opOpen = "open target"
@@ -133,7 +133,7 @@ func (t *Target) lock(ctx context.Context, id string) error {
 		return err
 	}
 	_, err := n.query(ctx, `SELECT pg_advisory_lock($1, $2)`, lockClass, id)
-	if sqlState(err) == stateLockNotAvailable {
+	if pgside.SQLState(err) == pgside.StateLockNotAvailable {
 		return t.lockHeld(ctx, id)
 	}
 	if err != nil {
@@ -211,10 +211,10 @@ func (t *Target) readState(ctx context.Context, row subscriptionRow) (target.Sta
 		if err != nil {
 			return st, fail(opOpen, t.co.String(), err)
 		}
-		c := dtx.Content(atoi(r[0]))
+		c := dtx.Content(pgside.Atoi(r[0]))
 		st.Positions = append(st.Positions, dtx.Position{Content: c, LSN: lsn})
 		st.Streams = append(st.Streams, target.StreamIdentity{
-			Content: c, SystemID: string(r[2]), Slot: string(r[3]), Timeline: int32(atoi(r[4])),
+			Content: c, SystemID: string(r[2]), Slot: string(r[3]), Timeline: int32(pgside.Atoi(r[4])),
 		})
 	}
 	if row.initialized != (len(rows) > 0) {
@@ -233,20 +233,11 @@ func (t *Target) readDedup(ctx context.Context) ([]dtx.DedupEntry, error) {
 	}
 	var out []dtx.DedupEntry
 	for _, r := range rows {
-		e := dtx.DedupEntry{GXID: dtx.GXID(atou(r[0]))}
-		if len(r[1]) > 0 {
-			contents, lsns := strings.Split(string(r[1]), ","), strings.Split(string(r[2]), ",")
-			if len(contents) != len(lsns) {
-				return nil, stop(opOpen, "Somebody has edited the table; restore it from a backup",
-					"cbrepl.dedup on the %s: gxid %s has %d contents and %d positions", t.co, e.GXID, len(contents), len(lsns))
-			}
-			for i, c := range contents {
-				lsn, err := dtx.ParseLSN(lsns[i])
-				if err != nil {
-					return nil, fail(opOpen, t.co.String(), err)
-				}
-				e.Pending = append(e.Pending, dtx.Position{Content: dtx.Content(atoi([]byte(c))), LSN: lsn})
-			}
+		e := dtx.DedupEntry{GXID: dtx.GXID(pgside.Atou(r[0]))}
+		var ok bool
+		if e.Pending, ok = pgside.ParsePositions(r[1], r[2]); !ok {
+			return nil, stop(opOpen, "Somebody has edited the table; restore it from a backup",
+				"cbrepl.dedup on the %s: the positions of gxid %s do not fit together", t.co, e.GXID)
 		}
 		out = append(out, e)
 	}

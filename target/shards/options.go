@@ -5,22 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
-	"cbrepl/dtx"
 	"cbrepl/source"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 const (
 	// minVersion is the oldest server_version_num that a target server may have.
 	minVersion = 140000
-	// connectTimeout bounds making one connection.
-	connectTimeout = 10 * time.Second
-	// closeTimeout bounds the farewell to a server; its session ends anyway.
-	closeTimeout = 2 * time.Second
 	// fenceLockTimeout is how long one attempt to raise a shard's epoch waits.
 	fenceLockTimeout = time.Second
 	// cleanupTimeout bounds rolling back after a failed batch; what it does not
@@ -119,53 +114,8 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is %s, want at least 1ms", d.name, d.d))
 		}
 	}
-	return together("read configuration", errs)
+	return pgside.Together("read configuration", errs)
 }
-
-// together makes one error of several; the class is stop when any of them is.
-func together(op string, errs []error) error {
-	var list problems
-	class := dtx.ClassRetry
-	for _, err := range errs {
-		if err == nil {
-			continue
-		}
-		list = append(list, err)
-		var de *dtx.Error
-		if !errors.As(err, &de) || de.Class == dtx.ClassStop {
-			class = dtx.ClassStop
-		}
-	}
-	switch len(list) {
-	case 0:
-		return nil
-	case 1:
-		var de *dtx.Error
-		if errors.As(list[0], &de) {
-			return list[0]
-		}
-	}
-	return &dtx.Error{Op: op, Class: class, Err: list}
-}
-
-// problems is a list of errors that prints as one paragraph.
-type problems []error
-
-// Error numbers the problems when there are several.
-func (p problems) Error() string {
-	if len(p) == 1 {
-		return p[0].Error()
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d problems", len(p))
-	for i, err := range p {
-		fmt.Fprintf(&b, "; (%d) %s", i+1, err)
-	}
-	return b.String()
-}
-
-// Unwrap returns the list.
-func (p problems) Unwrap() []error { return p }
 
 // eachShard runs f for every shard at once and returns all their errors as one.
 func (t *Target) eachShard(ctx context.Context, op string, f func(ctx context.Context, n *node) error) error {
@@ -179,5 +129,5 @@ func each(ctx context.Context, op string, nodes []*node, f func(ctx context.Cont
 		wg.Go(func() { errs[i] = f(ctx, n) })
 	}
 	wg.Wait()
-	return together(op, errs)
+	return pgside.Together(op, errs)
 }

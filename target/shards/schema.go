@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"cbrepl/dtx"
+	"cbrepl/target/internal/pgside"
 )
 
 // Layout of schema cbrepl. On the coordinator database:
@@ -177,7 +178,7 @@ func (n *node) checkFormat(ctx context.Context, op string) error {
 	if err != nil {
 		return fail(op, n.String(), err)
 	}
-	if len(rows) != 1 || atoi(rows[0][0]) != stateFormat {
+	if len(rows) != 1 || pgside.Atoi(rows[0][0]) != stateFormat {
 		found := "no version"
 		if len(rows) > 0 {
 			found = "version " + string(rows[0][0])
@@ -251,17 +252,17 @@ func (t *Target) readSubscription(ctx context.Context, op string) (subscriptionR
 		return subscriptionRow{}, stop(op, prepareHint, "the %s knows no subscription %s", n, t.opts.Subscription)
 	}
 	r := rows[0]
-	if got := int(atoi(r[2])); got != len(t.shards) {
+	if got := int(pgside.Atoi(r[2])); got != len(t.shards) {
 		return subscriptionRow{}, stop(op,
 			"List the shards it was prepared with; a target of another size needs another subscription name and a new copy",
 			"subscription %s on the %s was prepared for %d shards, the configuration lists %d", t.opts.Subscription, n, got, len(t.shards))
 	}
 	s := subscriptionRow{
 		id: string(r[0]), token: string(r[1]), initialized: string(r[3]) == "t",
-		epoch: atou(r[4]), decided: batchID{atou(r[5]), atou(r[6])},
+		epoch: pgside.Atou(r[4]), decided: batchID{pgside.Atou(r[5]), pgside.Atou(r[6])},
 	}
 	for _, f := range strings.Split(string(r[7]), ",") {
-		s.shardBatches = append(s.shardBatches, atou([]byte(f)))
+		s.shardBatches = append(s.shardBatches, pgside.Atou([]byte(f)))
 	}
 	if len(s.shardBatches) != len(t.shards) {
 		return subscriptionRow{}, stop(op, "Somebody has edited the row; restore it from a backup",
@@ -291,11 +292,11 @@ func (t *Target) readShard(ctx context.Context, n *node, op, token string) (shar
 			"Correct the connection strings. If the other target is gone for good, delete the row of this subscription from cbrepl.shard on that shard and run `cbrepl target prepare -c FILE`",
 			"the %s was prepared for a subscription %s of another coordinator database", n, t.opts.Subscription)
 	}
-	if i, of := int(atoi(r[1])), int(atoi(r[2])); i != n.index || of != len(t.shards) {
+	if i, of := int(pgside.Atoi(r[1])), int(pgside.Atoi(r[2])); i != n.index || of != len(t.shards) {
 		return shardRow{}, stop(op, "List every shard once, in the order in which the target was prepared: rows are placed by shard number",
 			"the %s was prepared as shard %d of %d, the configuration has it as shard %d of %d", n, i, of, n.index, len(t.shards))
 	}
-	return shardRow{epoch: atou(r[3]), batch: atou(r[4])}, nil
+	return shardRow{epoch: pgside.Atou(r[3]), batch: pgside.Atou(r[4])}, nil
 }
 
 // checkPrepared tells which parts of the layout are missing on a server.

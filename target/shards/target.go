@@ -9,6 +9,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 var _ target.Target = (*Target)(nil)
@@ -102,7 +103,7 @@ func New(o Options) (*Target, error) {
 	for i, dsn := range o.Shards {
 		t.shards = append(t.shards, add(newNode(fmt.Sprintf("shard %d", i), i, dsn)))
 	}
-	if err := together("read configuration", errs); err != nil {
+	if err := pgside.Together("read configuration", errs); err != nil {
 		return nil, err
 	}
 	t.backend = placed{newBackend(len(t.shards), t.shardConn), t.shards, o.StatementTimeout + hangGrace}

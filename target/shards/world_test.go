@@ -20,6 +20,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgside"
 )
 
 var shared lab.Shared
@@ -341,13 +342,13 @@ func observe(t *testing.T, o Options, st target.State) *world {
 	for _, dsn := range o.Shards {
 		balance, log := map[int]int64{}, map[[2]uint64]bool{}
 		for _, r := range queryRows(t, dsn, "SELECT id, balance FROM app.account") {
-			balance[int(atoi([]byte(r[0])))] = atoi([]byte(r[1]))
+			balance[int(pgside.Atoi([]byte(r[0])))] = pgside.Atoi([]byte(r[1]))
 		}
 		for _, r := range queryRows(t, dsn, "SELECT batch, n FROM app.log") {
-			log[[2]uint64{atou([]byte(r[0])), atou([]byte(r[1]))}] = true
+			log[[2]uint64{pgside.Atou([]byte(r[0])), pgside.Atou([]byte(r[1]))}] = true
 		}
 		w.Balance, w.Log = append(w.Balance, balance), append(w.Log, log)
-		w.Marks = append(w.Marks, atou([]byte(queryRows(t, dsn, "SELECT batch FROM cbrepl.shard WHERE subscription = 'test'")[0][0])))
+		w.Marks = append(w.Marks, pgside.Atou([]byte(queryRows(t, dsn, "SELECT batch FROM cbrepl.shard WHERE subscription = 'test'")[0][0])))
 	}
 	for _, p := range st.Positions {
 		w.Positions[p.Content] = p.LSN

@@ -1,6 +1,7 @@
 package pgside
 
 import (
+	"slices"
 	"strings"
 
 	"cbrepl/router"
@@ -146,18 +147,34 @@ func Same(t *target.Table, c int, row, v string) string {
 
 // UniqueKeys reports whether no two rows can match one key.
 func UniqueKeys(t *target.Table, cols []int) bool {
-	for _, u := range t.Uniques {
-		ok := u.Plain && !u.Exclusion && !u.Deferrable && len(u.Columns) > 0
-		for _, c := range u.Columns {
-			found := false
-			for _, k := range cols {
-				found = found || k == c
-			}
-			ok = ok && found
-		}
-		if ok {
-			return true
+	return slices.ContainsFunc(t.Uniques, func(u target.Unique) bool { return !u.Deferrable && within(&u, cols) })
+}
+
+// IndexedKeys reports whether a unique index finds the row of a key; one of a
+// deferrable constraint can find several.
+func IndexedKeys(t *target.Table, cols []int) bool {
+	return slices.ContainsFunc(t.Uniques, func(u target.Unique) bool { return within(&u, cols) })
+}
+
+// within reports whether a unique index is over some of the columns and nothing
+// else.
+func within(u *target.Unique, cols []int) bool {
+	if !u.Plain || u.Exclusion || len(u.Columns) == 0 {
+		return false
+	}
+	for _, c := range u.Columns {
+		if !slices.Contains(cols, c) {
+			return false
 		}
 	}
-	return false
+	return true
+}
+
+// CopySQL is the COPY of some columns into a table.
+func CopySQL(t *target.Table, cols []int) string {
+	names := make([]string, len(cols))
+	for i, c := range cols {
+		names[i] = Column(t, c)
+	}
+	return "COPY " + TableName(t) + " (" + strings.Join(names, ", ") + ") FROM STDIN"
 }

@@ -22,7 +22,7 @@ func (e *ServerError) Error() string {
 	msg := e.PG.Message
 	switch {
 	case strings.HasPrefix(e.PG.Code, "22"):
-		msg = DropQuoted(msg)
+		msg = dropQuoted(msg)
 	case strings.HasPrefix(e.PG.Code, "P0"):
 		msg = "raised by a function on the target; its text can hold row values and is only in that server's log"
 	}
@@ -41,8 +41,8 @@ func (e *ServerError) Error() string {
 // Unwrap returns the server's own error, for its code. It may hold row values.
 func (e *ServerError) Unwrap() error { return e.PG }
 
-// DropQuoted replaces every "quoted" part of a message.
-func DropQuoted(msg string) string {
+// dropQuoted replaces every "quoted" part of a message.
+func dropQuoted(msg string) string {
 	var b strings.Builder
 	for {
 		before, rest, ok := strings.Cut(msg, `"`)

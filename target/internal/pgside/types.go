@@ -1,25 +1,114 @@
 package pgside
 
-import "cbrepl/router"
+import (
+	"fmt"
+	"strconv"
+	"strings"
 
-// TypeRow is a row of pg_type with what it refers to. Whoever reads the
-// catalogue fills it; which columns exist depends on the server.
-type TypeRow struct {
-	// Name is as format_type prints it, Qualified schema.name quoted.
-	Name, Qualified string
-	// Kind is typtype.
-	Kind string
-	// Elem is the element of a true array, else 0.
-	Elem, Base, RangeSubtype, MultirangeOf uint32
-	// BaseName is a domain's base type with its modifier.
-	BaseName, Extension string
-	NotNull, HasDefault bool
-	Fields              []uint32
+	"cbrepl/dtx"
+	"cbrepl/router"
+)
+
+// typeRow is a row of pg_type with what it refers to.
+type typeRow struct {
+	// name is as format_type prints it, qualified schema.name quoted.
+	name, qualified string
+	// kind is typtype.
+	kind string
+	// elem is the element of a true array, else 0.
+	elem, base, rangeSubtype, multirangeOf uint32
+	// baseName is a domain's base type with its modifier.
+	baseName, extension string
+	notNull, hasDefault bool
+	fields              []uint32
 }
 
-// Refs lists the types that t is made of.
-func (t *TypeRow) Refs() []uint32 {
-	return append([]uint32{t.Elem, t.Base, t.RangeSubtype, t.MultirangeOf}, t.Fields...)
+// refs lists the types that t is made of; 0 stands for none.
+func (t *typeRow) refs() []uint32 {
+	return append([]uint32{t.elem, t.base, t.rangeSubtype, t.multirangeOf}, t.fields...)
+}
+
+// typesSQL reads typeRows by an array of OIDs. Servers before PostgreSQL 14 have
+// no multiranges.
+func typesSQL(multiranges bool) string {
+	of, join := "0", ""
+	if multiranges {
+		of, join = "coalesce(m.rngtypid, 0)", "LEFT JOIN pg_range m ON m.rngmultitypid = t.oid"
+	}
+	return `
+		SELECT t.oid, format_type(t.oid, NULL), quote_ident(s.nspname) || '.' || quote_ident(t.typname), t.typtype,
+		       CASE WHEN t.typlen = -1 AND t.typoutput = 'array_out'::regproc THEN t.typelem ELSE 0 END,
+		       t.typbasetype, coalesce(r.rngsubtype, 0), ` + of + `,
+		       format_type(t.typbasetype, t.typtypmod), coalesce(e.extname, ''), t.typnotnull, t.typdefault IS NOT NULL,
+		       array_to_string(ARRAY(SELECT a.atttypid FROM pg_attribute a
+		                             WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+		                             ORDER BY a.attnum), ',')
+		FROM pg_type t
+		JOIN pg_namespace s ON s.oid = t.typnamespace
+		LEFT JOIN pg_range r ON r.rngtypid = t.oid ` + join + `
+		LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+		LEFT JOIN pg_extension e ON e.oid = d.refobjid
+		WHERE t.oid = ANY ($1::oid[])`
+}
+
+func parseTypeRow(r [][]byte) *typeRow {
+	t := &typeRow{
+		name: string(r[1]), qualified: string(r[2]), kind: string(r[3]),
+		elem: OID(r[4]), base: OID(r[5]), rangeSubtype: OID(r[6]), multirangeOf: OID(r[7]),
+		baseName: string(r[8]), extension: string(r[9]), notNull: string(r[10]) == "t", hasDefault: string(r[11]) == "t",
+	}
+	for _, f := range SplitList(r[12]) {
+		t.fields = append(t.fields, OID([]byte(f)))
+	}
+	return t
+}
+
+// ReadTypes describes types, by OID, with everything they are made of. query runs
+// a statement on the server called where, with an array of OIDs as its parameter.
+func ReadTypes(op, where string, types []uint32, multiranges bool, query func(sql, oids string) ([][][]byte, error)) (map[uint32]*ColumnType, error) {
+	sql := typesSQL(multiranges)
+	found := map[uint32]*typeRow{}
+	want := map[uint32]bool{}
+	for _, oid := range types {
+		want[oid] = true
+	}
+	for len(want) > 0 {
+		list := make([]string, 0, len(want))
+		for oid := range want {
+			list = append(list, strconv.FormatUint(uint64(oid), 10))
+		}
+		rows, err := query(sql, "{"+strings.Join(list, ",")+"}")
+		if err != nil {
+			return nil, err
+		}
+		got := make([]*typeRow, 0, len(rows))
+		for _, r := range rows {
+			t := parseTypeRow(r)
+			found[OID(r[0])] = t
+			got = append(got, t)
+		}
+		for oid := range want {
+			if found[oid] == nil {
+				return nil, &dtx.Error{
+					Op: op, Msg: fmt.Sprintf("type %d was dropped on the %s meanwhile", oid, where),
+					Hint: "It is tried again", Class: dtx.ClassRetry,
+				}
+			}
+		}
+		clear(want)
+		for _, t := range got {
+			for _, ref := range t.refs() {
+				if ref != 0 && found[ref] == nil {
+					want[ref] = true
+				}
+			}
+		}
+	}
+	out := map[uint32]*ColumnType{}
+	for _, oid := range types {
+		out[oid] = describe(oid, found)
+	}
+	return out, nil
 }
 
 // ColumnType is a type as the columns that have it need it.
@@ -43,19 +132,19 @@ func (c *ColumnType) BaseName(printed string) string {
 	return printed
 }
 
-// Describe builds the description of a type out of all rows that it needs.
+// describe builds the description of a type out of all rows that it needs.
 // Domains over domains add up.
-func Describe(oid uint32, found map[uint32]*TypeRow) *ColumnType {
+func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
 	out := &ColumnType{Type: routerType(oid, found, 0)}
 	t := found[oid]
-	for t != nil && t.Kind == "d" {
-		out.domain, out.base = true, t.BaseName // the innermost stays
-		out.NotNull = out.NotNull || t.NotNull
-		out.HasDefault = out.HasDefault || t.HasDefault
-		t = found[t.Base]
+	for t != nil && t.kind == "d" {
+		out.domain, out.base = true, t.baseName // the innermost stays
+		out.NotNull = out.NotNull || t.notNull
+		out.HasDefault = out.HasDefault || t.hasDefault
+		t = found[t.base]
 	}
 	if t != nil {
-		out.Cast = t.Qualified
+		out.Cast = t.qualified
 	}
 	return out
 }
@@ -65,29 +154,29 @@ func Describe(oid uint32, found map[uint32]*TypeRow) *ColumnType {
 const maxTypeDepth = 32
 
 // routerType converts a type and what it is made of.
-func routerType(oid uint32, found map[uint32]*TypeRow, depth int) *router.Type {
+func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 	t := found[oid]
 	if t == nil || depth > maxTypeDepth {
 		return nil
 	}
-	out := &router.Type{OID: oid, Name: t.Name, Kind: router.BaseType, Extension: t.Extension}
+	out := &router.Type{OID: oid, Name: t.name, Kind: router.BaseType, Extension: t.extension}
 	sub := func(oid uint32) *router.Type { return routerType(oid, found, depth+1) }
 	switch {
-	case t.Kind == "d":
-		out.Kind, out.Elem = router.DomainType, sub(t.Base)
-	case t.Kind == "e":
+	case t.kind == "d":
+		out.Kind, out.Elem = router.DomainType, sub(t.base)
+	case t.kind == "e":
 		out.Kind = router.EnumType
-	case t.Kind == "r":
-		out.Kind, out.Elem = router.RangeType, sub(t.RangeSubtype)
-	case t.Kind == "m":
-		out.Kind, out.Elem = router.MultirangeType, sub(t.MultirangeOf)
-	case t.Kind == "c":
+	case t.kind == "r":
+		out.Kind, out.Elem = router.RangeType, sub(t.rangeSubtype)
+	case t.kind == "m":
+		out.Kind, out.Elem = router.MultirangeType, sub(t.multirangeOf)
+	case t.kind == "c":
 		out.Kind = router.CompositeType
-		for _, f := range t.Fields {
+		for _, f := range t.fields {
 			out.Fields = append(out.Fields, sub(f))
 		}
-	case t.Elem != 0:
-		out.Kind, out.Elem = router.ArrayType, sub(t.Elem)
+	case t.elem != 0:
+		out.Kind, out.Elem = router.ArrayType, sub(t.elem)
 	}
 	return out
 }

@@ -1,4 +1,4 @@
-package shards
+package pgside
 
 import "syscall"
 

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package cloudberry
+package pgside
 
 import "syscall"
 

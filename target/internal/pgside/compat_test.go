@@ -1,0 +1,82 @@
+package pgside
+
+import "testing"
+
+func TestRoundTrips(t *testing.T) {
+	for _, c := range []struct {
+		src, dst string
+		want     bool
+	}{
+		{"integer", "integer", true},
+		{"integer", "bigint", true},
+		{"bigint", "integer", false},
+		{"bigint", "numeric", true},
+		{"bigint", "numeric(18,0)", false},
+		{"bigint", "numeric(21,2)", true},
+		{"smallint", "real", true},
+		{"integer", "real", false},
+		{"integer", "double precision", true},
+		{"bigint", "double precision", false},
+		{"real", "double precision", true},
+		{"double precision", "real", false},
+		{"numeric", "numeric", true},
+		{"numeric", "numeric(10,2)", false},
+		{"numeric(10,2)", "numeric", true},
+		{"numeric(10,2)", "numeric(12,4)", true},
+		{"numeric(10,2)", "numeric(10,4)", false},
+		{"numeric(10,4)", "numeric(10,2)", false},
+		{"numeric(5)", "numeric(5,0)", true},
+		{"numeric", "double precision", false},
+		{"character varying(20)", "character varying(20)", true},
+		{"character varying(20)", "character varying(10)", false},
+		{"character varying", "character varying(10)", false},
+		{"character varying(10)", "character varying", true},
+		{"text", "character varying(10)", false},
+		{"text", "character varying", true},
+		{"character varying(9)", "text", true},
+		{"character(5)", "character(10)", true},
+		{"character(5)", "character(3)", false},
+		{"character(5)", "character varying(5)", true},
+		{"text", "character(5)", false},
+		{"timestamp without time zone", "timestamp without time zone", true},
+		{"timestamp without time zone", "timestamp(3) without time zone", false},
+		{"timestamp(3) without time zone", "timestamp without time zone", true},
+		{"timestamp without time zone", "timestamp with time zone", false},
+		{"time(0) with time zone", "time(2) with time zone", true},
+		{"interval", "interval(3)", false},
+		{"interval day to second(3)", "interval", true},
+		{"interval", "interval day", false},
+		{"json", "jsonb", false},
+		{"json", "text", true},
+		{"jsonb", "json", false},
+		{"uuid", "text", true},
+		{"text", "uuid", false},
+		{"date", "timestamp without time zone", false},
+		{"integer[]", "integer[]", true},
+		{"integer[]", "bigint[]", true},
+		{"integer[]", "text[]", false},
+		{"integer[]", "text", true},
+		{"text", "text[]", false},
+		{"character varying(5)[]", "text[]", true},
+		{"bit(3)", "bit(3)", true},
+		{"bit(3)", "bit(5)", false},
+		{"bit varying(3)", "bit varying(5)", true},
+		{"bit varying", "bit varying(5)", false},
+		{"app.mood", "app2.mood", true},
+		{"app.mood", "app.mode", false},
+		{"mood", "app.mood", true},
+		{`app."Mo.od"`, `b."Mo.od"`, true},
+		{`app."Mo""od"`, `b."Mo""od"`, true},
+		{`app."a.x"`, `app."b.x"`, false},
+		{"geometry(Point,4326)", "geometry(Point,4326)", true},
+		{"geometry(Point,4326)", "geometry(Polygon,4326)", false},
+		{`"char"`, `"char"`, true},
+		{"bytea", "bytea", true},
+		{"money", "numeric", false},
+		{"boolean", "integer", false},
+	} {
+		if got, why := RoundTrips(c.src, c.dst); got != c.want {
+			t.Errorf("%s to %s is %t (%s), want %t", c.src, c.dst, got, why, c.want)
+		}
+	}
+}

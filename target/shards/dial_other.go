@@ -1,8 +1,0 @@
-//go:build !linux
-
-package shards
-
-import "syscall"
-
-// limitUnacknowledged leaves the system's own limit.
-func limitUnacknowledged(string, string, syscall.RawConn) error { return nil }
