@@ -15,53 +15,24 @@ import (
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/source/carrier"
 	"cbrepl/source/feed"
-	"cbrepl/source/repl"
+	"cbrepl/source/feed/feedtest"
 )
 
 // rig is an assembler fed by hand.
 type rig struct {
-	t      testing.TB
-	a      *assembler
-	out    *feed.Out
-	events []dtx.Event
+	*feedtest.Rig
+	a *assembler
 }
 
 func newRig(t testing.TB, start dtx.LSN) *rig {
-	r := &rig{t: t, a: newAssembler(carrier.Messages{})}
-	r.out = feed.NewOut(dtx.Coordinator, start, -1, func(_ context.Context, ev dtx.Event) error {
-		r.events = append(r.events, ev)
-		return nil
-	})
-	r.reset()
-	return r
-}
-
-func (r *rig) reset() {
-	if err := r.a.Reset(repl.Server{VersionText: "15.99"}, repl.Slot{}); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-func (r *rig) feed(msgs ...[]byte) error {
-	for _, m := range msgs {
-		if err := r.a.Message(context.Background(), r.out, 0xABC, m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *rig) must(msgs ...[]byte) {
-	r.t.Helper()
-	if err := r.feed(msgs...); err != nil {
-		r.t.Fatal(err)
-	}
+	a := newAssembler(carrier.Messages{})
+	return &rig{feedtest.New(t, dtx.Coordinator, start, a), a}
 }
 
 func (r *rig) expect(want string) {
-	r.t.Helper()
+	r.T.Helper()
 	var b strings.Builder
-	for _, ev := range r.events {
+	for _, ev := range r.Events {
 		fmt.Fprintf(&b, "%s@%s", ev.Kind, ev.LSN)
 		switch ev.Kind {
 		case dtx.EventRecord:
@@ -83,9 +54,9 @@ func (r *rig) expect(want string) {
 		}
 		b.WriteString("\n")
 	}
-	r.events = nil
+	r.Events = nil
 	if d := cmp.Diff(strings.TrimLeft(want, "\n"), b.String()); d != "" {
-		r.t.Error(d)
+		r.T.Error(d)
 	}
 }
 
@@ -94,20 +65,18 @@ func record(xid dtx.XID, transactional bool, lsn dtx.LSN, gxid dtx.GXID, kind dt
 		carrier.AppendCommitRecord(nil, dtx.CommitRecord{GXID: gxid, Kind: kind, Participants: cs}))
 }
 
-func part(xid dtx.XID, gxid dtx.GXID) []byte {
-	return pgotest.Message(xid, true, 5, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: gxid, Kind: 'T'}))
-}
+func part(xid dtx.XID, gxid dtx.GXID) []byte { return feedtest.Part(xid, gxid, 'T') }
 
 func TestRecords(t *testing.T) {
 	r := newRig(t, 0x10)
-	r.must(record(0, false, 0x18, 1, 'T', 1, 0))
-	r.must(pgotest.Begin(0x20, 1, 7), record(0, true, 0x1c, 2, 'O', 2), pgotest.Commit(0x20, 0x28, 1))
+	r.Must(record(0, false, 0x18, 1, 'T', 1, 0))
+	r.Must(pgotest.Begin(0x20, 1, 7), record(0, true, 0x1c, 2, 'O', 2), pgotest.Commit(0x20, 0x28, 1))
 	// Several records of one transaction, and the coordinator's own part, stand at
 	// one LSN; only the last of them completes it.
-	r.must(pgotest.Begin(0x30, 1, 8), record(0, true, 0x2a, 3, 'T', 0, 1), record(0, true, 0x2c, 4, 'O', 1), part(0, 3), pgotest.Commit(0x30, 0x38, 1))
-	r.must(pgotest.Begin(0x40, 1, 9), pgotest.Message(0, true, 1, "other", nil), pgotest.Commit(0x40, 0x48, 1))
-	r.must(pgotest.Message(0, false, 0x49, "other", nil))
-	r.must(pgotest.Begin(0x50, 1, 10), part(0, 5), part(0, 5), pgotest.Commit(0x50, 0x58, 1))
+	r.Must(pgotest.Begin(0x30, 1, 8), record(0, true, 0x2a, 3, 'T', 0, 1), record(0, true, 0x2c, 4, 'O', 1), part(0, 3), pgotest.Commit(0x30, 0x38, 1))
+	r.Must(pgotest.Begin(0x40, 1, 9), pgotest.Message(0, true, 1, "other", nil), pgotest.Commit(0x40, 0x48, 1))
+	r.Must(pgotest.Message(0, false, 0x49, "other", nil))
+	r.Must(pgotest.Begin(0x50, 1, 10), part(0, 5), part(0, 5), pgotest.Commit(0x50, 0x58, 1))
 	r.expect(`
 record@0/18 gxid=1 two-phase [0 1]
 record@0/28 gxid=2 one-phase [2]
@@ -117,8 +86,8 @@ record@0/38 gxid=4 one-phase [1]
 position@0/48
 part@0/58 gxid=5 two-phase content -1
 `)
-	if r.out.Reported() != 0x58 || r.a.n.records.Load() != 4 || r.a.n.parts.Load() != 2 {
-		t.Errorf("reported %s, %d records, %d parts", r.out.Reported(), r.a.n.records.Load(), r.a.n.parts.Load())
+	if r.Out.Reported() != 0x58 || r.a.n.records.Load() != 4 || r.a.n.parts.Load() != 2 {
+		t.Errorf("reported %s, %d records, %d parts", r.Out.Reported(), r.a.n.records.Load(), r.a.n.parts.Load())
 	}
 }
 
@@ -128,48 +97,48 @@ func TestMoreIsNotReported(t *testing.T) {
 	r := newRig(t, 0x10)
 	stop := fmt.Errorf("stop")
 	n := 0
-	r.out = feed.NewOut(dtx.Coordinator, 0x10, -1, func(context.Context, dtx.Event) error {
+	r.Out = feed.NewOut(dtx.Coordinator, 0x10, -1, func(context.Context, dtx.Event) error {
 		if n++; n == 2 {
 			return stop
 		}
 		return nil
 	})
-	err := r.feed(pgotest.Begin(0x30, 1, 8), record(0, true, 1, 3, 'T', 0, 1), record(0, true, 2, 4, 'O', 1), pgotest.Commit(0x30, 0x38, 1))
-	if !errors.Is(err, stop) || r.out.Reported() != 0x10 {
-		t.Errorf("%v, reported %s", err, r.out.Reported())
+	err := r.Feed(pgotest.Begin(0x30, 1, 8), record(0, true, 1, 3, 'T', 0, 1), record(0, true, 2, 4, 'O', 1), pgotest.Commit(0x30, 0x38, 1))
+	if !errors.Is(err, stop) || r.Out.Reported() != 0x10 {
+		t.Errorf("%v, reported %s", err, r.Out.Reported())
 	}
 }
 
 func TestStreamed(t *testing.T) {
 	r := newRig(t, 0)
-	r.must(pgotest.StreamStart(7, true), record(7, true, 0x12, 1, 'T', 0, 1), pgotest.StreamStop())
-	r.must(pgotest.StreamStart(8, true), record(8, true, 0x13, 9, 'T', 0, 1), pgotest.StreamStop())
-	r.must(pgotest.StreamAbort(99, 99), record(0, false, 0x18, 2, 'O', 1), pgotest.StreamAbort(8, 8))
-	r.must(pgotest.StreamStart(7, false), part(7, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1))
+	r.Must(pgotest.StreamStart(7, true), record(7, true, 0x12, 1, 'T', 0, 1), pgotest.StreamStop())
+	r.Must(pgotest.StreamStart(8, true), record(8, true, 0x13, 9, 'T', 0, 1), pgotest.StreamStop())
+	r.Must(pgotest.StreamAbort(99, 99), record(0, false, 0x18, 2, 'O', 1), pgotest.StreamAbort(8, 8))
+	r.Must(pgotest.StreamStart(7, false), part(7, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1))
 	r.expect(`
 record@0/18 gxid=2 one-phase [1]
 part@0/28 gxid=1 two-phase content -1 more
 record@0/28 gxid=1 two-phase [0 1]
 `)
 	// A new connection sends what was in progress again.
-	r.must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop())
-	r.reset()
-	r.must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(9, 0x40, 0x48, 1))
+	r.Must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop())
+	r.Reset()
+	r.Must(pgotest.StreamStart(9, true), record(9, true, 0x30, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(9, 0x40, 0x48, 1))
 	r.expect("record@0/48 gxid=3 two-phase [0 1]\n")
 }
 
 func TestPrepared(t *testing.T) {
 	r := newRig(t, 0)
 	prep := func(typ byte, lsn dtx.LSN, gid string) []byte { return pgotest.Prepare(typ, lsn, lsn+8, 1, 7, gid) }
-	r.must(prep('b', 0x20, "50"), record(0, true, 1, 49, 'T', 0, 1), prep('P', 0x20, "50"))
-	r.must(prep('b', 0x30, "mine"), record(0, true, 1, 51, 'T', 0, 1), prep('P', 0x30, "mine"))
-	r.must(prep('b', 0x40, "60"), prep('P', 0x40, "60"))
-	r.must(pgotest.StreamStart(7, true), part(7, 70), pgotest.StreamStop(), prep('p', 0x50, "other"))
-	if r.out.Reported() != 0x58 {
-		t.Errorf("reported %s", r.out.Reported())
+	r.Must(prep('b', 0x20, "50"), record(0, true, 1, 49, 'T', 0, 1), prep('P', 0x20, "50"))
+	r.Must(prep('b', 0x30, "mine"), record(0, true, 1, 51, 'T', 0, 1), prep('P', 0x30, "mine"))
+	r.Must(prep('b', 0x40, "60"), prep('P', 0x40, "60"))
+	r.Must(pgotest.StreamStart(7, true), part(7, 70), pgotest.StreamStop(), prep('p', 0x50, "other"))
+	if r.Out.Reported() != 0x58 {
+		t.Errorf("reported %s", r.Out.Reported())
 	}
-	r.reset()
-	r.must(pgotest.CommitPrepared(0x60, 0x68, 1, 7, "50"), pgotest.CommitPrepared(0x70, 0x78, 1, 7, "mine"),
+	r.Reset()
+	r.Must(pgotest.CommitPrepared(0x60, 0x68, 1, 7, "50"), pgotest.CommitPrepared(0x70, 0x78, 1, 7, "mine"),
 		pgotest.RollbackPrepared(0x48, 0x88, 1, 2, 7, "60"), pgotest.CommitPrepared(0x90, 0x98, 1, 7, "other"),
 		pgotest.CommitPrepared(0xa0, 0xa8, 1, 7, "from before"), pgotest.RollbackPrepared(1, 0xb8, 1, 2, 7, "from before"))
 	r.expect(`
@@ -213,7 +182,7 @@ func TestFaults(t *testing.T) {
 		{"two parts", "gxid 1 and gxid 2", [][]byte{part(0, 1), part(0, 2)}},
 	} {
 		msgs := append(append([][]byte{pgotest.Begin(0x20, 1, 7)}, c.msgs...), pgotest.Commit(0x20, 0x28, 1))
-		err := newRig(t, 0).feed(msgs...)
+		err := newRig(t, 0).Feed(msgs...)
 		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "content -1") {
 			t.Errorf("%s: %v", c.name, err)
 		} else if strings.Contains(err.Error(), "secret") {
@@ -222,18 +191,18 @@ func TestFaults(t *testing.T) {
 	}
 	// Rolled back in whole or in the subtransaction that did it: no fault.
 	r := newRig(t, 0)
-	r.must(pgotest.StreamStart(7, true), pgotest.Relation(7, &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'}),
+	r.Must(pgotest.StreamStart(7, true), pgotest.Relation(7, &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'}),
 		pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop())
-	r.must(pgotest.StreamStart(17, true), pgotest.Insert(17, 1, pgotest.Text("x")), pgotest.StreamStop())
-	r.must(pgotest.StreamAbort(7, 9), pgotest.StreamAbort(7, 8), pgotest.StreamAbort(17, 17), pgotest.StreamCommit(7, 0x20, 0x28, 1))
+	r.Must(pgotest.StreamStart(17, true), pgotest.Insert(17, 1, pgotest.Text("x")), pgotest.StreamStop())
+	r.Must(pgotest.StreamAbort(7, 9), pgotest.StreamAbort(7, 8), pgotest.StreamAbort(17, 17), pgotest.StreamCommit(7, 0x20, 0x28, 1))
 	r.expect("position@0/28\n")
-	r.must(pgotest.StreamStart(7, true), pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop(), pgotest.StreamAbort(7, 8))
-	if err := r.feed(pgotest.StreamCommit(7, 0x30, 0x38, 1)); err == nil || !strings.Contains(err.Error(), "public.t") {
+	r.Must(pgotest.StreamStart(7, true), pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop(), pgotest.StreamAbort(7, 8))
+	if err := r.Feed(pgotest.StreamCommit(7, 0x30, 0x38, 1)); err == nil || !strings.Contains(err.Error(), "public.t") {
 		t.Errorf("row of a subtransaction that is left: %v", err)
 	}
 	// The policies are cbrepl's own.
 	r = newRig(t, 0)
-	r.must(pgotest.Begin(0x20, 1, 7), table(1, "cbrepl", "distribution_policy"), row, pgotest.Commit(0x20, 0x28, 1))
+	r.Must(pgotest.Begin(0x20, 1, 7), table(1, "cbrepl", "distribution_policy"), row, pgotest.Commit(0x20, 0x28, 1))
 	r.expect("position@0/28\n")
 	// Outside transactions there is nothing to wait for.
 	for _, m := range [][]byte{
@@ -241,7 +210,7 @@ func TestFaults(t *testing.T) {
 		pgotest.Message(0, false, 0x20, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: 1, Kind: 'T'})),
 		pgotest.Message(0, false, 0x20, "pg_ddl_x", nil),
 	} {
-		if err := newRig(t, 0).feed(m); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
+		if err := newRig(t, 0).Feed(m); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
 			t.Errorf("%q: %v", m, err)
 		}
 	}
@@ -271,7 +240,7 @@ func TestProtocolViolations(t *testing.T) {
 		"malformed row":      {begin, []byte("I1")},
 		"goes back":          {record(0, false, 0x20, 1, 'O', 1), record(0, false, 0x18, 2, 'O', 1)},
 	} {
-		err := newRig(t, 0).feed(msgs...)
+		err := newRig(t, 0).Feed(msgs...)
 		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "content -1") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -281,26 +250,11 @@ func TestProtocolViolations(t *testing.T) {
 // FuzzMessages: whatever a server sends, the assembler answers with events or an
 // error.
 func FuzzMessages(f *testing.F) {
-	join := func(msgs ...[]byte) []byte {
-		var b []byte
-		for _, m := range msgs {
-			b = append(append(b, byte(len(m))), m...)
-		}
-		return b
-	}
-	f.Add(join(pgotest.Begin(0x20, 1, 7), record(0, true, 1, 3, 'T', 0, 1), part(0, 3), pgotest.Commit(0x20, 0x28, 1)))
-	f.Add(join(pgotest.StreamStart(7, true), record(7, true, 1, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
-	f.Add(join(pgotest.Prepare('b', 1, 2, 3, 4, "5"), table(1, "a", "b"), pgotest.Truncate(0, 0, 1), pgotest.Prepare('P', 1, 2, 3, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
+	f.Add(feedtest.Join(pgotest.Begin(0x20, 1, 7), record(0, true, 1, 3, 'T', 0, 1), part(0, 3), pgotest.Commit(0x20, 0x28, 1)))
+	f.Add(feedtest.Join(pgotest.StreamStart(7, true), record(7, true, 1, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
+	f.Add(feedtest.Join(pgotest.Prepare('b', 1, 2, 3, 4, "5"), table(1, "a", "b"), pgotest.Truncate(0, 0, 1), pgotest.Prepare('P', 1, 2, 3, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := newRig(t, 0)
-		for len(b) > 0 {
-			n := min(int(b[0]), len(b)-1)
-			m := b[1 : 1+n]
-			b = b[1+n:]
-			if r.feed(m) != nil {
-				return
-			}
-		}
+		newRig(t, 0).FeedJoined(b)
 	})
 }
 
@@ -329,14 +283,14 @@ func TestRandomOrder(t *testing.T) {
 		r := newRig(t, 0x10)
 		for {
 			budget := rng.IntN(120)
-			start := r.out.Reported()
+			start := r.Out.Reported()
 			cut := false
 			send := func(m []byte) {
 				if budget--; budget < 0 || cut {
 					cut = true
 					return
 				}
-				r.must(m)
+				r.Must(m)
 			}
 			seen := map[dtx.XID]bool{}
 			for i, x := range log {
@@ -364,13 +318,13 @@ func TestRandomOrder(t *testing.T) {
 			if !cut {
 				break
 			}
-			r.reset()
+			r.Reset()
 		}
 		var want, got []dtx.GXID
 		for _, x := range log {
 			want = append(want, x.recs...)
 		}
-		for _, ev := range r.events {
+		for _, ev := range r.Events {
 			if ev.Kind == dtx.EventRecord {
 				got = append(got, ev.Record.GXID)
 			}

@@ -13,7 +13,6 @@
 package coordinator
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -42,20 +41,17 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills unset fields.
+// EnsureDefaults fills unset fields, except those of package feed.
 func (o *Options) EnsureDefaults() {
 	if o.Carrier == nil {
 		o.Carrier = carrier.Messages{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
 
 // Reader reads the coordinator's stream.
 type Reader struct {
-	feed *feed.Feed
-	n    *counters
+	*feed.Feed
+	n *counters
 }
 
 // New checks the options. It starts nothing.
@@ -73,18 +69,6 @@ func New(o Options) (*Reader, error) {
 	return &Reader{f, &a.n}, nil
 }
 
-// Run reports the stream's events from start on, in stream order, until ctx
-// ends (its error is returned) or something asks for a person. It reconnects by
-// itself at the last position reported. emit may block: keepalives are answered
-// meanwhile. Run is called once.
-func (r *Reader) Run(ctx context.Context, start dtx.LSN, emit func(context.Context, dtx.Event) error) error {
-	return r.feed.Run(ctx, start, emit)
-}
-
-// Confirm says that everything up to lsn is applied: the server may forget it.
-// It never goes back, does not block, and may be called at any time.
-func (r *Reader) Confirm(lsn dtx.LSN) { r.feed.Confirm(lsn) }
-
 // Stats describe the stream at the time of the call.
 type Stats struct {
 	feed.Stats
@@ -96,7 +80,7 @@ type Stats struct {
 
 // Stats may be called from any goroutine.
 func (r *Reader) Stats() Stats {
-	return Stats{Stats: r.feed.Stats(), Records: r.n.records.Load(), Parts: r.n.parts.Load(), OpenTxns: r.n.open.Load()}
+	return Stats{Stats: r.Feed.Stats(), Records: r.n.records.Load(), Parts: r.n.parts.Load(), OpenTxns: r.n.open.Load()}
 }
 
 type counters struct {

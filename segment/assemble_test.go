@@ -15,24 +15,21 @@ import (
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
-	"cbrepl/source/repl"
+	"cbrepl/source/feed/feedtest"
 	"cbrepl/store"
 )
 
 // rig is an assembler on a real spool, fed by hand.
 type rig struct {
-	t      testing.TB
-	spool  *store.Spool
-	a      *assembler
-	out    *feed.Out
-	events []dtx.Event
-	logs   strings.Builder
+	*feedtest.Rig
+	spool *store.Spool
+	a     *assembler
+	logs  strings.Builder
 }
 
 const content dtx.Content = 2
 
-func newRig(t testing.TB, local LocalChanges, start dtx.LSN) *rig {
+func openSpool(t testing.TB) *store.Spool {
 	t.Helper()
 	sp, err := store.Open(context.Background(), store.Options{Dir: t.TempDir() + "/spool", Subscription: "t", MemBytes: 8 << 20})
 	if err != nil {
@@ -43,71 +40,49 @@ func newRig(t testing.TB, local LocalChanges, start dtx.LSN) *rig {
 			t.Error(err)
 		}
 	})
-	r := &rig{t: t, spool: sp}
+	return sp
+}
+
+func newRig(t testing.TB, local LocalChanges, start dtx.LSN) *rig {
+	t.Helper()
+	r := &rig{Rig: &feedtest.Rig{T: t}, spool: openSpool(t)}
 	r.restart(local, start)
 	return r
 }
 
 // restart is a new daemon on the same spool.
 func (r *rig) restart(local LocalChanges, start dtx.LSN) {
-	r.t.Helper()
+	r.T.Helper()
 	log := slog.New(slog.NewTextHandler(&r.logs, nil))
 	r.a = newAssembler(content, carrier.Messages{}, r.spool.Writer(content), local, log)
-	r.out = feed.NewOut(content, start, -1, func(_ context.Context, ev dtx.Event) error {
-		r.events = append(r.events, ev)
-		return nil
-	})
-	r.reset()
-}
-
-func (r *rig) reset() {
-	r.t.Helper()
-	if err := r.a.Reset(repl.Server{VersionText: "15.99"}, repl.Slot{}); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-func (r *rig) feed(msgs ...[]byte) error {
-	for _, m := range msgs {
-		if err := r.a.Message(context.Background(), r.out, 0xABC, m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *rig) must(msgs ...[]byte) {
-	r.t.Helper()
-	if err := r.feed(msgs...); err != nil {
-		r.t.Fatal(err)
-	}
+	r.Restart(content, start, r.a)
 }
 
 // take returns the events since the last call, one a line.
 func (r *rig) take() string {
-	r.t.Helper()
+	r.T.Helper()
 	var b strings.Builder
-	for _, ev := range r.events {
+	for _, ev := range r.Events {
 		fmt.Fprintf(&b, "%s@%s", ev.Kind, ev.LSN)
 		if ev.Kind == dtx.EventPart {
 			p := ev.Part
-			fmt.Fprintf(&b, " gxid=%d %s rows=%d barrier=%v %s", p.GXID, p.Kind, p.Rows, p.Barrier, strings.Join(r.rows(p), " "))
+			fmt.Fprintf(&b, " gxid=%d %s rows=%d barrier=%v %s", p.GXID, p.Kind, p.Rows, p.Barrier, strings.Join(rowsOf(r.T, r.spool, p), " "))
 		}
 		if ev.Hold != 0 {
 			b.WriteString(" held")
 		}
 		b.WriteString("\n")
 	}
-	r.events = nil
+	r.Events = nil
 	return b.String()
 }
 
-// rows reads a part back: table(columns of its schema)op:values.
-func (r *rig) rows(p dtx.Part) []string {
-	r.t.Helper()
-	rd, err := r.spool.Open(p)
+// rowsOf reads a part back: table(columns of its schema)op:values.
+func rowsOf(t testing.TB, sp *store.Spool, p dtx.Part) []string {
+	t.Helper()
+	rd, err := sp.Open(p)
 	if err != nil {
-		r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer func() { _ = rd.Close() }()
 	var out []string
@@ -117,7 +92,7 @@ func (r *rig) rows(p dtx.Part) []string {
 			return out
 		}
 		if err != nil {
-			r.t.Fatal(err)
+			t.Fatal(err)
 		}
 		rels := c.Relations
 		if c.Relation != nil {
@@ -142,9 +117,9 @@ func (r *rig) rows(p dtx.Part) []string {
 }
 
 func (r *rig) expect(want string) {
-	r.t.Helper()
+	r.T.Helper()
 	if d := cmp.Diff(strings.TrimLeft(want, "\n"), r.take()); d != "" {
-		r.t.Error(d)
+		r.T.Error(d)
 	}
 }
 
@@ -164,34 +139,30 @@ func ins(xid dtx.XID, id uint32, vals ...string) []byte {
 	return pgotest.Insert(xid, id, vs...)
 }
 
-func part(xid dtx.XID, gxid dtx.GXID, kind dtx.Kind) []byte {
-	return pgotest.Message(xid, true, 5, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: gxid, Kind: kind}))
-}
-
 func TestWholeTransactions(t *testing.T) {
 	r := newRig(t, Stop, 0x10)
-	r.must(pgotest.Begin(0x20, 1, 7), pgotest.Relation(0, rel(1, "a", "xy")), part(0, 100, 'T'), ins(0, 1, "1", "2"), ins(0, 1, "3", "4"), pgotest.Commit(0x20, 0x28, 77))
-	if p := r.events[0].Part; p.CommitTime != 77 || p.Content != content || p.EndLSN != 0x28 || r.events[0].Content != content {
+	r.Must(pgotest.Begin(0x20, 1, 7), pgotest.Relation(0, rel(1, "a", "xy")), feedtest.Part(0, 100, 'T'), ins(0, 1, "1", "2"), ins(0, 1, "3", "4"), pgotest.Commit(0x20, 0x28, 77))
+	if p := r.Events[0].Part; p.CommitTime != 77 || p.Content != content || p.EndLSN != 0x28 || r.Events[0].Content != content {
 		t.Errorf("part %+v", p)
 	}
 	r.expect("part@0/28 gxid=100 two-phase rows=2 barrier=false a(xy)I:1:2 a(xy)I:3:4\n")
 	// A part without rows is still a part; without a name, it is a position.
-	r.must(pgotest.Begin(0x30, 1, 8), part(0, 101, 'O'), pgotest.Commit(0x30, 0x38, 1))
-	r.must(pgotest.Begin(0x40, 1, 9), pgotest.Commit(0x40, 0x48, 1))
+	r.Must(pgotest.Begin(0x30, 1, 8), feedtest.Part(0, 101, 'O'), pgotest.Commit(0x30, 0x38, 1))
+	r.Must(pgotest.Begin(0x40, 1, 9), pgotest.Commit(0x40, 0x48, 1))
 	// The name may come anywhere in the transaction, and more than once.
-	r.must(pgotest.Begin(0x50, 1, 10), ins(0, 1, "5", "6"), part(0, 102, 'T'), part(0, 102, 'T'), pgotest.Commit(0x50, 0x58, 1))
+	r.Must(pgotest.Begin(0x50, 1, 10), ins(0, 1, "5", "6"), feedtest.Part(0, 102, 'T'), feedtest.Part(0, 102, 'T'), pgotest.Commit(0x50, 0x58, 1))
 	// TRUNCATE is a barrier. Origins, types and foreign messages mean nothing.
-	r.must(pgotest.Begin(0x60, 1, 11), []byte("O\x00\x00\x00\x00\x00\x00\x00\x00o\x00"), []byte("Y\x00\x00\x00\x01s\x00t\x00"), pgotest.Relation(0, rel(2, "b", "z")), part(0, 103, 'T'),
+	r.Must(pgotest.Begin(0x60, 1, 11), []byte("O\x00\x00\x00\x00\x00\x00\x00\x00o\x00"), []byte("Y\x00\x00\x00\x01s\x00t\x00"), pgotest.Relation(0, rel(2, "b", "z")), feedtest.Part(0, 103, 'T'),
 		pgotest.Truncate(0, 0, 1, 2), pgotest.Message(0, true, 5, "other", []byte("x")), ins(0, 2, "9"), pgotest.Commit(0x60, 0x68, 1))
-	r.must(pgotest.Message(0, false, 0x69, "other", nil))
+	r.Must(pgotest.Message(0, false, 0x69, "other", nil))
 	r.expect(`
 part@0/38 gxid=101 one-phase rows=0 barrier=false 
 position@0/48
 part@0/58 gxid=102 two-phase rows=1 barrier=false a(xy)I:5:6
 part@0/68 gxid=103 two-phase rows=2 barrier=true a(xy)b(z)T b(z)I:9
 `)
-	if r.out.Reported() != 0x68 || !r.a.Quiet() {
-		t.Errorf("reported %s, quiet %v", r.out.Reported(), r.a.Quiet())
+	if r.Out.Reported() != 0x68 || !r.a.Quiet() {
+		t.Errorf("reported %s, quiet %v", r.Out.Reported(), r.a.Quiet())
 	}
 	if n := r.a.n.rows.Load(); n != 5 {
 		t.Errorf("%d rows counted", n)
@@ -202,12 +173,12 @@ part@0/68 gxid=103 two-phase rows=2 barrier=true a(xy)b(z)T b(z)I:9
 // rows only, nested ones by their own aborts.
 func TestSubtransactionRollback(t *testing.T) {
 	r := newRig(t, Stop, 0)
-	r.must(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(7, 1, "1"), ins(8, 1, "2"), ins(9, 1, "3"), pgotest.StreamStop())
+	r.Must(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(7, 1, "1"), ins(8, 1, "2"), ins(9, 1, "3"), pgotest.StreamStop())
 	// Another transaction in between, streamed as well, and one sent whole.
-	r.must(pgotest.StreamStart(20, true), pgotest.Relation(20, rel(1, "a", "x")), ins(20, 1, "other"), pgotest.StreamStop())
-	r.must(pgotest.Begin(0x20, 1, 30), pgotest.Relation(0, rel(1, "a", "x")), part(0, 99, 'O'), ins(0, 1, "whole"), pgotest.Commit(0x20, 0x28, 1))
-	r.must(pgotest.StreamAbort(7, 9), pgotest.StreamStart(7, false), ins(10, 1, "4"), ins(7, 1, "5"), part(7, 100, 'T'), pgotest.StreamStop())
-	r.must(pgotest.StreamAbort(7, 8), pgotest.StreamAbort(20, 20), pgotest.StreamCommit(7, 0x30, 0x38, 1))
+	r.Must(pgotest.StreamStart(20, true), pgotest.Relation(20, rel(1, "a", "x")), ins(20, 1, "other"), pgotest.StreamStop())
+	r.Must(pgotest.Begin(0x20, 1, 30), pgotest.Relation(0, rel(1, "a", "x")), feedtest.Part(0, 99, 'O'), ins(0, 1, "whole"), pgotest.Commit(0x20, 0x28, 1))
+	r.Must(pgotest.StreamAbort(7, 9), pgotest.StreamStart(7, false), ins(10, 1, "4"), ins(7, 1, "5"), feedtest.Part(7, 100, 'T'), pgotest.StreamStop())
+	r.Must(pgotest.StreamAbort(7, 8), pgotest.StreamAbort(20, 20), pgotest.StreamCommit(7, 0x30, 0x38, 1))
 	r.expect(`
 part@0/28 gxid=99 one-phase rows=1 barrier=false a(x)I:whole
 part@0/38 gxid=100 two-phase rows=5 barrier=false a(x)I:1 a(x)I:4 a(x)I:5
@@ -216,7 +187,7 @@ part@0/38 gxid=100 two-phase rows=5 barrier=false a(x)I:1 a(x)I:4 a(x)I:5
 		t.Errorf("%d transactions stay open in the spool", u.OpenTxns)
 	}
 	// All rows rolled back, no name: nothing was changed.
-	r.must(pgotest.StreamStart(40, true), pgotest.Relation(40, rel(1, "a", "x")), ins(41, 1, "1"), ins(42, 1, "2"), ins(41, 1, "3"), pgotest.StreamStop(),
+	r.Must(pgotest.StreamStart(40, true), pgotest.Relation(40, rel(1, "a", "x")), ins(41, 1, "1"), ins(42, 1, "2"), ins(41, 1, "3"), pgotest.StreamStop(),
 		pgotest.StreamAbort(40, 42), pgotest.StreamAbort(40, 41), pgotest.StreamCommit(40, 0x40, 0x48, 1))
 	r.expect("position@0/48\n")
 }
@@ -225,7 +196,7 @@ part@0/38 gxid=100 two-phase rows=5 barrier=false a(x)I:1 a(x)I:4 a(x)I:5
 // streamed change nothing, between and inside others.
 func TestUnaskedAborts(t *testing.T) {
 	r := newRig(t, Stop, 0)
-	r.must(pgotest.StreamAbort(7, 7), pgotest.StreamAbort(7, 8), pgotest.Begin(0x20, 1, 7), pgotest.StreamAbort(9, 9), part(0, 1, 'O'), pgotest.Commit(0x20, 0x28, 1), pgotest.StreamAbort(7, 7))
+	r.Must(pgotest.StreamAbort(7, 7), pgotest.StreamAbort(7, 8), pgotest.Begin(0x20, 1, 7), pgotest.StreamAbort(9, 9), feedtest.Part(0, 1, 'O'), pgotest.Commit(0x20, 0x28, 1), pgotest.StreamAbort(7, 7))
 	r.expect("part@0/28 gxid=1 one-phase rows=0 barrier=false \n")
 }
 
@@ -233,14 +204,14 @@ func TestUnaskedAborts(t *testing.T) {
 // sent to other transactions.
 func TestSchemas(t *testing.T) {
 	r := newRig(t, Stop, 0)
-	r.must(pgotest.Begin(0x10, 1, 1), pgotest.Relation(0, rel(1, "a", "x")), part(0, 1, 'O'), ins(0, 1, "1"), pgotest.Commit(0x10, 0x18, 1))
+	r.Must(pgotest.Begin(0x10, 1, 1), pgotest.Relation(0, rel(1, "a", "x")), feedtest.Part(0, 1, 'O'), ins(0, 1, "1"), pgotest.Commit(0x10, 0x18, 1))
 	// A streamed transaction adds a column to the table, and is not committed yet.
-	r.must(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(7, 1, "2"), pgotest.Relation(7, rel(1, "a", "xy")), ins(7, 1, "3", "4"), pgotest.StreamStop())
+	r.Must(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(7, 1, "2"), pgotest.Relation(7, rel(1, "a", "xy")), ins(7, 1, "3", "4"), pgotest.StreamStop())
 	// Outside it, the old schema holds.
-	r.must(pgotest.Begin(0x20, 1, 2), part(0, 2, 'O'), ins(0, 1, "5"), pgotest.Commit(0x20, 0x28, 1))
+	r.Must(pgotest.Begin(0x20, 1, 2), feedtest.Part(0, 2, 'O'), ins(0, 1, "5"), pgotest.Commit(0x20, 0x28, 1))
 	// Once it has committed, its schema holds without being sent again.
-	r.must(pgotest.StreamStart(7, false), ins(7, 1, "6", "7"), part(7, 3, 'O'), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x30, 0x38, 1))
-	r.must(pgotest.Begin(0x40, 1, 3), part(0, 4, 'O'), ins(0, 1, "8", "9"), pgotest.Commit(0x40, 0x48, 1))
+	r.Must(pgotest.StreamStart(7, false), ins(7, 1, "6", "7"), feedtest.Part(7, 3, 'O'), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x30, 0x38, 1))
+	r.Must(pgotest.Begin(0x40, 1, 3), feedtest.Part(0, 4, 'O'), ins(0, 1, "8", "9"), pgotest.Commit(0x40, 0x48, 1))
 	r.expect(`
 part@0/18 gxid=1 one-phase rows=1 barrier=false a(x)I:1
 part@0/28 gxid=2 one-phase rows=1 barrier=false a(x)I:5
@@ -250,19 +221,19 @@ part@0/48 gxid=4 one-phase rows=1 barrier=false a(xy)I:8:9
 	// A schema sent outside after the streamed transaction got its own is newer:
 	// the commit does not bring the older one back. That of a rolled back one is
 	// never in force.
-	r.must(pgotest.StreamStart(8, true), pgotest.Relation(8, rel(1, "a", "xy")), ins(8, 1, "1", "2"), pgotest.StreamStop())
-	r.must(pgotest.StreamStart(9, true), pgotest.Relation(9, rel(1, "a", "q")), ins(9, 1, "1"), pgotest.StreamStop())
-	r.must(pgotest.Begin(0x50, 1, 4), pgotest.Relation(0, rel(1, "a", "xyz")), part(0, 5, 'O'), ins(0, 1, "1", "2", "3"), pgotest.Commit(0x50, 0x58, 1))
-	r.must(pgotest.StreamStart(8, false), part(8, 6, 'O'), pgotest.StreamStop(), pgotest.StreamCommit(8, 0x60, 0x68, 1), pgotest.StreamAbort(9, 9))
-	r.must(pgotest.Begin(0x70, 1, 5), part(0, 7, 'O'), ins(0, 1, "4", "5", "6"), pgotest.Commit(0x70, 0x78, 1))
+	r.Must(pgotest.StreamStart(8, true), pgotest.Relation(8, rel(1, "a", "xy")), ins(8, 1, "1", "2"), pgotest.StreamStop())
+	r.Must(pgotest.StreamStart(9, true), pgotest.Relation(9, rel(1, "a", "q")), ins(9, 1, "1"), pgotest.StreamStop())
+	r.Must(pgotest.Begin(0x50, 1, 4), pgotest.Relation(0, rel(1, "a", "xyz")), feedtest.Part(0, 5, 'O'), ins(0, 1, "1", "2", "3"), pgotest.Commit(0x50, 0x58, 1))
+	r.Must(pgotest.StreamStart(8, false), feedtest.Part(8, 6, 'O'), pgotest.StreamStop(), pgotest.StreamCommit(8, 0x60, 0x68, 1), pgotest.StreamAbort(9, 9))
+	r.Must(pgotest.Begin(0x70, 1, 5), feedtest.Part(0, 7, 'O'), ins(0, 1, "4", "5", "6"), pgotest.Commit(0x70, 0x78, 1))
 	r.expect(`
 part@0/58 gxid=5 one-phase rows=1 barrier=false a(xyz)I:1:2:3
 part@0/68 gxid=6 one-phase rows=1 barrier=false a(xy)I:1:2
 part@0/78 gxid=7 one-phase rows=1 barrier=false a(xyz)I:4:5:6
 `)
 	// A new session sends schemas anew; the old ones are void.
-	r.reset()
-	err := r.feed(pgotest.Begin(0x80, 1, 5), part(0, 8, 'O'), ins(0, 1, "4", "5", "6"))
+	r.Reset()
+	err := r.Feed(pgotest.Begin(0x80, 1, 5), feedtest.Part(0, 8, 'O'), ins(0, 1, "4", "5", "6"))
 	if err == nil || !strings.Contains(err.Error(), "schema was not sent") {
 		t.Errorf("row without schema: %v", err)
 	}
@@ -274,20 +245,20 @@ func prep(typ byte, lsn, end dtx.LSN, xid dtx.XID, gid string) []byte {
 
 func TestPrepared(t *testing.T) {
 	r := newRig(t, Stop, 0)
-	r.must(prep('b', 0x20, 0x28, 7, "100"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "100"))
+	r.Must(prep('b', 0x20, 0x28, 7, "100"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "100"))
 	r.expect("hold@0/20 held\n")
-	if r.out.Reported() != 0x28 {
-		t.Errorf("a new connection would start at %s: the server would send the prepared rows twice, or not go on behind them", r.out.Reported())
+	if r.Out.Reported() != 0x28 {
+		t.Errorf("a new connection would start at %s: the server would send the prepared rows twice, or not go on behind them", r.Out.Reported())
 	}
 	// Streamed, then prepared; named by a message, which wins over the gid.
-	r.must(pgotest.StreamStart(8, true), pgotest.Relation(8, rel(2, "b", "y")), ins(8, 2, "2"), ins(9, 2, "3"), part(8, 55, 'T'), pgotest.StreamStop(),
+	r.Must(pgotest.StreamStart(8, true), pgotest.Relation(8, rel(2, "b", "y")), ins(8, 2, "2"), ins(9, 2, "3"), feedtest.Part(8, 55, 'T'), pgotest.StreamStop(),
 		pgotest.StreamAbort(8, 9), prep('p', 0x30, 0x38, 8, "not a gxid"))
-	r.must(prep('b', 0x40, 0x48, 10, "1700-102"), prep('P', 0x40, 0x48, 10, "1700-102"))
+	r.Must(prep('b', 0x40, 0x48, 10, "1700-102"), prep('P', 0x40, 0x48, 10, "1700-102"))
 	// A new connection: prepared ones stay, and come as outcomes only.
-	r.reset()
-	r.must(pgotest.RollbackPrepared(0x28, 0x58, 1, 2, 7, "100"), pgotest.CommitPrepared(0x60, 0x68, 1, 8, "not a gxid"))
-	r.must(pgotest.CommitPrepared(0x70, 0x78, 1, 10, "1700-102"))
-	r.must(pgotest.RollbackPrepared(0x8, 0x88, 1, 2, 7, "prepared long ago"))
+	r.Reset()
+	r.Must(pgotest.RollbackPrepared(0x28, 0x58, 1, 2, 7, "100"), pgotest.CommitPrepared(0x60, 0x68, 1, 8, "not a gxid"))
+	r.Must(pgotest.CommitPrepared(0x70, 0x78, 1, 10, "1700-102"))
+	r.Must(pgotest.RollbackPrepared(0x8, 0x88, 1, 2, 7, "prepared long ago"))
 	r.expect(`
 hold@0/30 held
 hold@0/40 held
@@ -321,9 +292,9 @@ func TestUnusableGID(t *testing.T) {
 		r := newRig(t, c.local, 0)
 		msgs := [][]byte{prep('b', 0x20, 0x28, 7, c.gid), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "secret")}
 		if c.named {
-			msgs = append(msgs, part(0, 9, 'T'))
+			msgs = append(msgs, feedtest.Part(0, 9, 'T'))
 		}
-		err := r.feed(append(msgs, prep('P', 0x20, 0x28, 7, c.gid))...)
+		err := r.Feed(append(msgs, prep('P', 0x20, 0x28, 7, c.gid))...)
 		if c.ok {
 			if err != nil {
 				t.Errorf("%+v: %v", c, err)
@@ -336,7 +307,7 @@ func TestUnusableGID(t *testing.T) {
 	}
 	// Ignored, it ends without a part.
 	r := newRig(t, Ignore, 0)
-	r.must(prep('b', 0x20, 0x28, 7, "x"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "x"), pgotest.CommitPrepared(0x30, 0x38, 1, 7, "x"))
+	r.Must(prep('b', 0x20, 0x28, 7, "x"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "x"), pgotest.CommitPrepared(0x30, 0x38, 1, 7, "x"))
 	r.expect("hold@0/20 held\nunhold@0/38 held\n")
 	if r.a.n.ignored.Load() != 1 {
 		t.Error("not counted")
@@ -349,8 +320,8 @@ func TestLocalChanges(t *testing.T) {
 	}
 	schemas := [][]byte{pgotest.Begin(0x10, 1, 1), pgotest.Relation(0, rel(1, "a", "x")), pgotest.Relation(0, rel(2, "b", "x")), pgotest.Commit(0x10, 0x18, 1)}
 	r := newRig(t, Stop, 0)
-	r.must(schemas...)
-	err := r.feed(local(0x20)...)
+	r.Must(schemas...)
+	err := r.Feed(local(0x20)...)
 	if err == nil || dtx.ClassOf(err) != dtx.ClassStop {
 		t.Fatalf("local change: %v", err)
 	}
@@ -363,9 +334,9 @@ func TestLocalChanges(t *testing.T) {
 		t.Errorf("row value in %q", err)
 	}
 	r = newRig(t, Ignore, 0)
-	r.must(schemas...)
+	r.Must(schemas...)
 	for i := range dtx.LSN(50) {
-		r.must(local(0x20 + 0x10*i)...)
+		r.Must(local(0x20 + 0x10*i)...)
 	}
 	if got := r.take(); strings.Count(got, "position") != 51 || strings.Contains(got, "part") {
 		t.Errorf("events %s", got)
@@ -387,15 +358,15 @@ func TestFaultsWaitForTheCommit(t *testing.T) {
 		name, want string
 		msgs       [][]byte
 	}{
-		{"ddl", "pg_ddl_table", [][]byte{ddl, part(7, 8, 'T')}},
+		{"ddl", "pg_ddl_table", [][]byte{ddl, feedtest.Part(7, 8, 'T')}},
 		{"bad name", "version 9", [][]byte{bad}},
-		{"two names", "gxid 8 (two-phase) and gxid 9", [][]byte{part(7, 8, 'T'), part(7, 9, 'T')}},
+		{"two names", "gxid 8 (two-phase) and gxid 9", [][]byte{feedtest.Part(7, 8, 'T'), feedtest.Part(7, 9, 'T')}},
 	} {
 		start := append(append([][]byte{pgotest.StreamStart(7, true)}, c.msgs...), pgotest.StreamStop())
 		r := newRig(t, Stop, 0)
-		r.must(append(start, pgotest.StreamAbort(7, 7))...)
-		r.must(start...)
-		err := r.feed(pgotest.StreamCommit(7, 0x20, 0x28, 1))
+		r.Must(append(start, pgotest.StreamAbort(7, 7))...)
+		r.Must(start...)
+		err := r.Feed(pgotest.StreamCommit(7, 0x20, 0x28, 1))
 		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "content 2") ||
 			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", c.name, err)
@@ -403,7 +374,7 @@ func TestFaultsWaitForTheCommit(t *testing.T) {
 	}
 	for _, prefix := range []string{"pg_ddl_x", carrier.DefaultPartPrefix} {
 		body := carrier.AppendPart(nil, carrier.Identity{GXID: 1, Kind: 'T'})
-		if err := newRig(t, Stop, 0).feed(pgotest.Message(0, false, 0x20, prefix, body)); err == nil || !strings.Contains(err.Error(), "outside any transaction") {
+		if err := newRig(t, Stop, 0).Feed(pgotest.Message(0, false, 0x20, prefix, body)); err == nil || !strings.Contains(err.Error(), "outside any transaction") {
 			t.Errorf("%s outside a transaction: %v", prefix, err)
 		}
 	}
@@ -443,10 +414,10 @@ func TestProtocolViolations(t *testing.T) {
 		"malformed row":            {begin, []byte("I\x00")},
 		"malformed relation":       {[]byte("R\x00")},
 		"malformed begin":          {[]byte("B\x00")},
-		"goes back":                {begin, part(0, 1, 'O'), pgotest.Commit(0x20, 0x28, 1), begin, part(0, 2, 'O'), pgotest.Commit(0x10, 0x18, 1)},
-		"no position":              {begin, part(0, 1, 'O'), pgotest.Commit(0, 0, 1)},
+		"goes back":                {begin, feedtest.Part(0, 1, 'O'), pgotest.Commit(0x20, 0x28, 1), begin, feedtest.Part(0, 2, 'O'), pgotest.Commit(0x10, 0x18, 1)},
+		"no position":              {begin, feedtest.Part(0, 1, 'O'), pgotest.Commit(0, 0, 1)},
 	} {
-		err := newRig(t, Stop, 0).feed(msgs...)
+		err := newRig(t, Stop, 0).Feed(msgs...)
 		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "protocol violation") || !strings.Contains(err.Error(), "content 2") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -456,12 +427,12 @@ func TestProtocolViolations(t *testing.T) {
 // TestManySubtransactions: what is kept of subtransactions is bounded.
 func TestManySubtransactions(t *testing.T) {
 	r := newRig(t, Stop, 0)
-	r.must(pgotest.StreamStart(1, true), pgotest.Relation(1, rel(1, "a", "x")))
+	r.Must(pgotest.StreamStart(1, true), pgotest.Relation(1, rel(1, "a", "x")))
 	for i := range dtx.XID(maxSubs + 100) {
-		r.must(ins(100+i, 1, "v"))
+		r.Must(ins(100+i, 1, "v"))
 	}
 	tx := r.a.block
-	r.must(pgotest.StreamStop(), pgotest.StreamAbort(1, 100))
+	r.Must(pgotest.StreamStop(), pgotest.StreamAbort(1, 100))
 	if len(tx.subs) > maxSubs {
 		t.Errorf("%d subtransactions are counted", len(tx.subs))
 	}
@@ -480,14 +451,14 @@ func TestQuiet(t *testing.T) {
 		quiet bool
 	}{
 		{pgotest.Begin(0x20, 1, 7), false},
-		{part(0, 1, 'O'), false},
+		{feedtest.Part(0, 1, 'O'), false},
 		{pgotest.Commit(0x20, 0x28, 1), true},
 		{pgotest.StreamStart(8, true), false},
 		{pgotest.StreamStop(), true},
 		{prep('b', 0x30, 0x38, 9, "5"), false},
 		{prep('P', 0x30, 0x38, 9, "5"), true},
 	} {
-		r.must(step.msg)
+		r.Must(step.msg)
 		if r.a.Quiet() != step.quiet {
 			t.Errorf("step %d: quiet is %v", i, r.a.Quiet())
 		}
@@ -497,30 +468,16 @@ func TestQuiet(t *testing.T) {
 // FuzzMessages: whatever a server sends, the assembler answers with events or an
 // error, and leaves nothing open behind.
 func FuzzMessages(f *testing.F) {
-	join := func(msgs ...[]byte) []byte {
-		var b []byte
-		for _, m := range msgs {
-			b = append(append(b, byte(len(m))), m...)
-		}
-		return b
-	}
-	f.Add(join(pgotest.Begin(0x20, 1, 7), pgotest.Relation(0, rel(1, "a", "x")), part(0, 3, 'T'), ins(0, 1, "v"), pgotest.Truncate(0, 0, 1), pgotest.Commit(0x20, 0x28, 1)))
-	f.Add(join(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(8, 1, "v"), pgotest.StreamStop(), pgotest.StreamAbort(7, 8), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
-	f.Add(join(prep('b', 1, 2, 4, "5"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "v"), prep('P', 1, 2, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
+	f.Add(feedtest.Join(pgotest.Begin(0x20, 1, 7), pgotest.Relation(0, rel(1, "a", "x")), feedtest.Part(0, 3, 'T'), ins(0, 1, "v"), pgotest.Truncate(0, 0, 1), pgotest.Commit(0x20, 0x28, 1)))
+	f.Add(feedtest.Join(pgotest.StreamStart(7, true), pgotest.Relation(7, rel(1, "a", "x")), ins(8, 1, "v"), pgotest.StreamStop(), pgotest.StreamAbort(7, 8), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
+	f.Add(feedtest.Join(prep('b', 1, 2, 4, "5"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "v"), prep('P', 1, 2, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
 	r := newRig(f, Ignore, 0)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r.t = t
+		r.T = t
 		r.restart(Ignore, 0)
-		r.events = nil
-		for len(b) > 0 {
-			n := min(int(b[0]), len(b)-1)
-			m := b[1 : 1+n]
-			b = b[1+n:]
-			if r.feed(m) != nil {
-				break
-			}
-		}
-		for _, ev := range r.events {
+		r.Events = nil
+		r.FeedJoined(b)
+		for _, ev := range r.Events {
 			if ev.Kind == dtx.EventPart {
 				if err := r.spool.Release([]dtx.Part{ev.Part}); err != nil {
 					t.Fatal(err)

@@ -136,16 +136,7 @@ func (n *node) options(dsn string) Options {
 func (n *node) start(o Options, from dtx.LSN, gate chan struct{}) *run {
 	n.t.Helper()
 	if o.Spool == nil {
-		sp, err := store.Open(context.Background(), store.Options{Dir: n.t.TempDir() + "/spool", Subscription: "t", MemBytes: 8 << 20})
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		n.t.Cleanup(func() {
-			if err := sp.Close(); err != nil {
-				n.t.Error(err)
-			}
-		})
-		o.Spool = sp
+		o.Spool = openSpool(n.t)
 	}
 	r, err := New(o)
 	if err != nil {
@@ -254,5 +245,5 @@ func (x *run) untilPosition(lsn dtx.LSN) {
 // rows reads a part back.
 func (x *run) rows(p dtx.Part) []string {
 	x.t.Helper()
-	return (&rig{t: x.t, spool: x.spool}).rows(p)
+	return rowsOf(x.t, x.spool, p)
 }

@@ -14,6 +14,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
+	"cbrepl/source/feed/feedtest"
 )
 
 // The model is a server: a random write-ahead log, and a sender that turns it
@@ -332,7 +333,7 @@ func (s *sender) replay(t *mtxn, b *rbuf, xid dtx.XID) error {
 		var err error
 		switch it.what {
 		case 'm':
-			err = s.send(part(xid, t.gxid, 'T'))
+			err = s.send(feedtest.Part(xid, t.gxid, 'T'))
 		case '+':
 			t.altered = append(t.altered, it.table)
 			s.invalidate(it.table)
@@ -431,7 +432,7 @@ func playLog(r *rig, rng *rand.Rand, l *mlog) error {
 	start := dtx.LSN(0x10)
 	for life := 0; ; life++ {
 		r.restart(Stop, start)
-		r.events = nil
+		r.Events = nil
 		lives := life < 3 && rng.IntN(2) == 0 // ends before the end of the log
 		done, err := playLife(r, rng, l, start, lives)
 		if err != nil {
@@ -442,7 +443,7 @@ func playLog(r *rig, rng *rand.Rand, l *mlog) error {
 			return fmt.Errorf("life %d from %s: %w", life, start, err)
 		}
 		// Whatever was not reported is dropped with the daemon.
-		for _, ev := range r.events {
+		for _, ev := range r.Events {
 			if ev.Kind == dtx.EventPart {
 				if err := r.spool.Release([]dtx.Part{ev.Part}); err != nil {
 					return err
@@ -469,17 +470,17 @@ func playLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, ends bool) (done b
 		if ends || conn < 3 && rng.IntN(2) == 0 {
 			budget = rng.IntN(2 * len(l.recs))
 		}
-		s := &sender{l: l, rng: rng, start: r.out.Reported()}
+		s := &sender{l: l, rng: rng, start: r.Out.Reported()}
 		s.send = func(m []byte) error {
 			if budget == 0 {
 				return errCutOff
 			}
 			budget--
-			return r.feed(m)
+			return r.Feed(m)
 		}
 		s.keep = func(lsn dtx.LSN) error {
 			if r.a.Quiet() {
-				return r.out.Position(r.t.Context(), lsn)
+				return r.Out.Position(r.T.Context(), lsn)
 			}
 			return nil
 		}
@@ -491,7 +492,7 @@ func playLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, ends bool) (done b
 		case ends:
 			return false, nil
 		}
-		r.reset()
+		r.Reset()
 	}
 }
 
@@ -507,7 +508,7 @@ func checkLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, done bool) (safe 
 	})
 	i := 0
 	safe = start
-	for n, ev := range r.events {
+	for n, ev := range r.Events {
 		if ev.Kind == dtx.EventHold {
 			holds[ev.Hold] = ev.LSN
 			continue
@@ -536,7 +537,7 @@ func checkLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, done bool) (safe 
 			if t.twoPhase && !sent {
 				want = nil
 			}
-			if got := r.rows(ev.Part); !slices.Equal(got, want) {
+			if got := rowsOf(r.T, r.spool, ev.Part); !slices.Equal(got, want) {
 				return 0, fmt.Errorf("rows of gxid %d:\n got %v\nwant %v", t.gxid, got, want)
 			}
 		}

@@ -85,13 +85,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills unset fields.
+// EnsureDefaults fills unset fields, except those of package feed.
 func (o *Options) EnsureDefaults() {
 	if o.Carrier == nil {
 		o.Carrier = carrier.Messages{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
 
@@ -115,8 +112,8 @@ func (o *Options) Validate() error {
 
 // Reader reads one segment's stream.
 type Reader struct {
-	feed *feed.Feed
-	n    *counters
+	*feed.Feed
+	n *counters
 }
 
 // New checks the options. It starts nothing.
@@ -125,29 +122,19 @@ func New(o Options) (*Reader, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	a := newAssembler(o.Content, o.Carrier, o.Spool.Writer(o.Content), o.LocalChanges, o.Logger)
-	f, err := feed.New(feed.Options{
+	fo := feed.Options{
 		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 		BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax, PositionEvery: o.PositionEvery, Logger: o.Logger,
-	}, a)
+	}
+	fo.EnsureDefaults() // its logger is the assembler's, too
+	a := newAssembler(o.Content, o.Carrier, o.Spool.Writer(o.Content), o.LocalChanges, fo.Logger)
+	f, err := feed.New(fo, a)
 	if err != nil {
 		return nil, err
 	}
 	return &Reader{f, &a.n}, nil
 }
-
-// Run reports the stream's events from start on, in stream order, until ctx
-// ends (its error is returned) or something asks for a person. It reconnects by
-// itself at the last position reported. emit may block: keepalives are answered
-// meanwhile. Run is called once.
-func (r *Reader) Run(ctx context.Context, start dtx.LSN, emit func(context.Context, dtx.Event) error) error {
-	return r.feed.Run(ctx, start, emit)
-}
-
-// Confirm says that everything up to lsn is applied: the server may forget it.
-// It never goes back, does not block, and may be called at any time.
-func (r *Reader) Confirm(lsn dtx.LSN) { r.feed.Confirm(lsn) }
 
 // Stats describe the stream at the time of the call.
 type Stats struct {
@@ -163,7 +150,7 @@ type Stats struct {
 // Stats may be called from any goroutine.
 func (r *Reader) Stats() Stats {
 	return Stats{
-		Stats: r.feed.Stats(), Rows: r.n.rows.Load(), Parts: r.n.parts.Load(), Ignored: r.n.ignored.Load(),
+		Stats: r.Feed.Stats(), Rows: r.n.rows.Load(), Parts: r.n.parts.Load(), Ignored: r.n.ignored.Load(),
 		OpenTxns: r.n.open.Load(),
 	}
 }

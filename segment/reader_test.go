@@ -483,4 +483,7 @@ func TestOptions(t *testing.T) {
 	if _, err := New(Options{Content: -1, LocalChanges: 9, Carrier: carrier.Messages{}}); err == nil || strings.Count(err.Error(), "\n") != 2 {
 		t.Errorf("%v", err)
 	}
+	if _, err := New(Options{DSN: "host=h", Slot: "s", Publication: "p", Spool: openSpool(t)}); err != nil {
+		t.Errorf("what may be left out: %v", err)
+	}
 }

@@ -163,8 +163,10 @@ type localError struct{ err error }
 func (e *localError) Error() string { return e.err.Error() }
 func (e *localError) Unwrap() error { return e.err }
 
-// Run reports events from start on until ctx ends, whose error it returns, or a
-// fault that asks for a person. It runs once. The sink is closed when it returns.
+// Run reports the stream's events from start on, in stream order, until ctx ends
+// (its error is returned) or a fault asks for a person. It reconnects by itself at
+// the last position reported. emit may block: keepalives are answered meanwhile.
+// Run is called once. The sink is closed when it returns.
 func (f *Feed) Run(ctx context.Context, start dtx.LSN, emit Emit) (err error) {
 	out := NewOut(f.o.Content, start, f.o.PositionEvery, emit)
 	out.st = &f.st
