@@ -3,7 +3,6 @@ package demo
 import (
 	"bytes"
 	"context"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,22 +11,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"cbrepl/lab"
+	"cbrepl/lab/clustertest"
 	"cbrepl/source"
 )
 
 const wait = 2 * time.Minute
-
-// envCluster names real clusters' coordinators.
-const envCluster = "CBREPL_TEST_CLUSTER_DSN"
-
-func clusterDSN(t *testing.T) string {
-	t.Helper()
-	list := strings.Fields(os.Getenv(envCluster))
-	if len(list) == 0 {
-		t.Skipf("NOT RUN: set %s to the connection URL of a Cloudberry or Greenplum coordinator (postgres://superuser@host:port/postgres)", envCluster)
-	}
-	return list[0]
-}
 
 func TestDiffer(t *testing.T) {
 	for _, tc := range []struct {
@@ -45,7 +33,7 @@ func TestDiffer(t *testing.T) {
 
 // TestDemoCluster runs the demo into a real cluster, where it leaves nothing.
 func TestDemoCluster(t *testing.T) {
-	dsn := clusterDSN(t)
+	dsn := clustertest.DSNs(t)[0]
 	var out bytes.Buffer
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -108,7 +96,7 @@ func session(t *testing.T, dsn string) *pgx.Conn {
 // TestCompareCluster: the comparison finds every kind of difference, also rows
 // that only a session on the segment itself can misplace.
 func TestCompareCluster(t *testing.T) {
-	dsn := clusterDSN(t)
+	dsn := clustertest.DSNs(t)[0]
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	src := lab.SourceForTest(t, lab.Options{Segments: 1})

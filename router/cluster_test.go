@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 )
 
@@ -18,10 +18,12 @@ import (
 // types and classes mixed, NULLs included, and compares where the cluster puts
 // each row with where the router does.
 func TestClusterPlacement(t *testing.T) {
-	dsn := os.Getenv(envGreenplum)
-	if dsn == "" {
-		t.Skip(envGreenplum + " is not set")
+	for i, dsn := range clustertest.DSNs(t) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) { clusterPlacement(t, dsn) })
 	}
+}
+
+func clusterPlacement(t *testing.T, dsn string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, dsn)
@@ -34,7 +36,7 @@ func TestClusterPlacement(t *testing.T) {
 		t.Fatal(err)
 	}
 	if segments == 0 {
-		t.Skip(envGreenplum + " names a server without segments")
+		t.Skipf("NOT RUN: %s names a server without segments", clustertest.EnvVar)
 	}
 	if _, err := conn.Exec(ctx, legacySessions[0]+"; drop schema if exists router_test cascade; create schema router_test; set search_path = router_test, public"); err != nil {
 		t.Fatal(err)

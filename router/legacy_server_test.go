@@ -14,13 +14,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 )
-
-// envGreenplum names the connection string of a Greenplum 6 server (a
-// coordinator, or a single node in utility mode): the legacy functions exist
-// nowhere else.
-const envGreenplum = "CBREPL_TEST_CLUSTER_DSN"
 
 // legacyOut records some values of each type and their hashes as vectors, for
 // places where there is no such server: testdata/legacy.jsonl.
@@ -89,12 +85,10 @@ func legacyProperties() []property {
 		property{name: `"char"[]`, hash: fn("array"), textOnly: true, gen: genArray(pick("a", "b", "", "\\", " "))})
 }
 
-// TestLegacyServerHashes is TestServerHashes for the legacy family.
+// TestLegacyServerHashes is TestServerHashes for the legacy family, whose
+// functions exist on a cluster's servers only.
 func TestLegacyServerHashes(t *testing.T) {
-	dsn := os.Getenv(envGreenplum)
-	if dsn == "" {
-		t.Skip(envGreenplum + " is not set")
-	}
+	dsn := clustertest.DSNs(t)[0]
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, dsn)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
+	"cbrepl/lab/clustertest"
 	"cbrepl/source/repl"
 )
 
@@ -149,18 +150,11 @@ func TestUtilityOption(t *testing.T) {
 	}
 }
 
-// envCluster names a real cluster's coordinator.
-const envCluster = "CBREPL_TEST_CLUSTER_DSN"
-
 // TestRealCluster reads the catalogue of a real Cloudberry or Greenplum cluster:
 // its segments, a session in utility mode on each, policies with both families of
 // operator classes, and storage that is not decoded.
 func TestRealCluster(t *testing.T) {
-	list := strings.Fields(os.Getenv(envCluster))
-	if len(list) == 0 {
-		t.Skipf("NOT RUN: set %s to the connection URL of a Cloudberry or Greenplum coordinator (postgres://superuser@host:port/postgres)", envCluster)
-	}
-	for _, dsn := range list {
+	for _, dsn := range clustertest.DSNs(t) {
 		realCluster(t, dsn)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 	"cbrepl/target"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 )
 
 // keyTypes are the types that a distribution key can have, with values; gen draws

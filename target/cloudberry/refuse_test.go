@@ -6,8 +6,8 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
+	"cbrepl/lab/clustertest"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 )
 
 // Tables that rows cannot be written to are refused by name, all at once.

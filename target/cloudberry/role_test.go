@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
+	"cbrepl/lab/clustertest"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 )
 
 // asRole makes a role without privileges and a connection string for it.

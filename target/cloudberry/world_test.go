@@ -14,10 +14,10 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/dtx"
+	"cbrepl/lab/clustertest"
 	"cbrepl/source"
 	"cbrepl/target"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 )
 
 var databases clustertest.Databases

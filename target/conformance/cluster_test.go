@@ -10,11 +10,11 @@ import (
 	"testing"
 
 	"cbrepl/lab"
+	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 	"cbrepl/target"
 	"cbrepl/target/cloudberry"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 )
 
 var (

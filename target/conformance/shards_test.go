@@ -8,10 +8,10 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
+	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 	"cbrepl/target"
 	"cbrepl/target/conformance"
-	"cbrepl/target/internal/clustertest"
 	"cbrepl/target/shards"
 )
 
