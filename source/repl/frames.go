@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"time"
 )
 
 // frames cuts a server's byte stream into protocol messages (type byte, 4-byte
@@ -12,9 +11,6 @@ import (
 // reads through it too (Read), never beyond the message it is at, so that
 // nothing of the stream is left in another buffer.
 type frames struct {
-	streak   int // reads in a row that brought little, close upon each other
-	lastRead time.Time
-
 	r      io.Reader
 	buf    []byte
 	rd, wr int // unread bytes are buf[rd:wr]
@@ -69,12 +65,10 @@ func (f *frames) fill() error {
 		// length costs no memory that the server has not sent.
 		f.move(make([]byte, min(need, 2*len(f.buf))))
 	}
-	f.gather()
 	n, err := f.r.Read(f.buf[f.wr:])
 	f.wr += n
 	f.total += int64(n)
 	if n > 0 {
-		f.pace(n, time.Now())
 		return nil // an error will come again
 	}
 	if err == nil {
@@ -123,32 +117,4 @@ func (f *frames) Read(p []byte) (int, error) {
 	f.rd += n
 	f.left -= n
 	return n, nil
-}
-
-// A walsender sends every row by itself, and a reader that takes each at once
-// costs both sides a system call and a wake-up per row. While rows come one
-// close upon the other, gather lets them pile up in the socket for a moment.
-const (
-	gatherFor   = time.Millisecond
-	gatherAfter = 64      // reads in a row that brought little
-	littleRead  = 2 << 10 // bytes
-	bigRead     = 8 << 10 // what a gathered read must bring for gathering to go on
-)
-
-func (f *frames) gather() {
-	if f.streak >= gatherAfter {
-		time.Sleep(gatherFor)
-	}
-}
-
-// pace follows whether rows come close upon each other.
-func (f *frames) pace(n int, now time.Time) {
-	switch {
-	case f.streak >= gatherAfter && n >= bigRead:
-	case f.streak < gatherAfter && n <= littleRead && now.Sub(f.lastRead) < gatherFor:
-		f.streak++
-	default:
-		f.streak = 0
-	}
-	f.lastRead = now
 }

@@ -3,6 +3,7 @@
 package repl
 
 import (
+	"net"
 	"syscall"
 	"time"
 )
@@ -12,3 +13,5 @@ import (
 func controlUserTimeout(time.Duration) func(network, address string, c syscall.RawConn) error {
 	return nil
 }
+
+func socketOf(net.Conn) socket { return nil }

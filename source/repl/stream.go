@@ -50,6 +50,7 @@ type Stream struct {
 	start  dtx.LSN
 	conn   net.Conn
 	in     *frames
+	gather *gatherer // what in reads
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -80,7 +81,7 @@ type Stream struct {
 func newStream(ctx context.Context, cfg Config, server Server, slot Slot, conn net.Conn, in *frames, from dtx.LSN) *Stream {
 	s := &Stream{
 		cfg: cfg, server: server, slot: slot, start: from, conn: conn, in: in,
-		received: from, poke: make(chan struct{}, 1),
+		gather: newGatherer(conn), received: from, poke: make(chan struct{}, 1),
 	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.receivedPub.Store(uint64(from))
@@ -88,6 +89,7 @@ func newStream(ctx context.Context, cfg Config, server Server, slot Slot, conn n
 	now := time.Now().UnixNano()
 	s.heard.Store(now)
 	_ = conn.SetDeadline(time.Time{}) // the handshake's
+	in.r = s.gather
 	// Cancellation ends a Read at once. Next checks the context after setting its
 	// own deadline, so this one cannot be overwritten unnoticed.
 	hooked := make(chan struct{})
@@ -324,6 +326,7 @@ func (s *Stream) Close() {
 				// for, because closing on unread data resets the connection, and a reset may
 				// overtake the status update.
 				_, _ = s.conn.Write([]byte{'c', 0, 0, 0, 4, 'X', 0, 0, 0, 4})
+				s.gather.wakeAt(1)
 				_ = s.conn.SetReadDeadline(time.Now().Add(closeWait))
 				_, _ = io.Copy(io.Discard, s.conn)
 			}
