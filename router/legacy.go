@@ -13,14 +13,7 @@ import (
 func (n *node) legacyHash(h uint32, v []byte, s *scratch) (uint32, error) {
 	switch n.op {
 	case opInt2, opInt4, opInt8:
-		lo, hi := int64(math.MinInt64), int64(math.MaxInt64)
-		switch n.op {
-		case opInt2:
-			lo, hi = math.MinInt16, math.MaxInt16
-		case opInt4:
-			lo, hi = math.MinInt32, math.MaxInt32
-		}
-		x, err := parseInt(v, lo, hi)
+		x, err := n.parseInteger(v)
 		return fnv64(h, uint64(x)), err
 	case opText, opBpchar:
 		return fnv(h, trimBlanks(v, 1)), nil

@@ -7,6 +7,17 @@ import (
 	"unsafe"
 )
 
+// parseInteger reads a value of an integer type.
+func (n *node) parseInteger(v []byte) (int64, error) {
+	switch n.op {
+	case opInt2:
+		return parseInt(v, math.MinInt16, math.MaxInt16)
+	case opInt4:
+		return parseInt(v, math.MinInt32, math.MaxInt32)
+	}
+	return parseInt(v, math.MinInt64, math.MaxInt64)
+}
+
 // parseInt reads a decimal integer between lo and hi.
 func parseInt(v []byte, lo, hi int64) (int64, error) {
 	neg := false

@@ -87,14 +87,7 @@ func (n *node) bound(v []byte, s *scratch) (b bound, err error) {
 	b.known = true
 	switch n.op {
 	case opInt2, opInt4, opInt8:
-		lo, hi := int64(math.MinInt64), int64(math.MaxInt64)
-		switch n.op {
-		case opInt2:
-			lo, hi = math.MinInt16, math.MaxInt16
-		case opInt4:
-			lo, hi = math.MinInt32, math.MaxInt32
-		}
-		b.x, err = parseInt(v, lo, hi)
+		b.x, err = n.parseInteger(v)
 	case opDate:
 		var d int32
 		d, err = parseDate(v)

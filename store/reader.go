@@ -238,43 +238,44 @@ func (r *reader) relation(p []byte) (*pgoutput.Relation, error) {
 	return rel, nil
 }
 
-// row decodes a message into r.change; false when it was rolled back.
-func (r *reader) row(msg []byte) (bool, error) {
+// decode reads a message's row into r.change; false when it was rolled back.
+func (r *reader) decode(msg []byte) (typ byte, ok bool, err error) {
 	typ, xid, body, err := pgoutput.Split(msg, r.streamed)
-	if err != nil {
-		return false, err
+	if err != nil || r.gone(xid) {
+		return typ, false, err
 	}
-	if r.gone(xid) {
-		return false, nil
+	r.change.XID = xid
+	r.change.Row, err = pgoutput.ParseRow(typ, body)
+	return typ, err == nil, err
+}
+
+// row takes a row's message; false when it was rolled back.
+func (r *reader) row(msg []byte) (bool, error) {
+	typ, ok, err := r.decode(msg)
+	if !ok {
+		return false, err
 	}
 	c := &r.change
-	if c.Row, err = pgoutput.ParseRow(typ, body); err != nil {
-		return false, err
-	}
-	c.XID, c.Relation, c.Relations = xid, r.rel, nil
+	c.Relation, c.Relations = r.rel, nil
 	if typ == pgoutput.TypeTruncate || r.rel == nil || c.RelationID != r.rel.ID {
 		return false, fmt.Errorf("%w: %q of relation %d under another relation's version", errCorrupt, typ, c.RelationID)
 	}
 	return true, nil
 }
 
+// truncate takes a TRUNCATE's message behind the versions of its relations; false
+// when it was rolled back.
 func (r *reader) truncate(p []byte) (bool, error) {
 	if len(p) < 4 || uint64(len(p)-4) < 4*uint64(binary.BigEndian.Uint32(p)) {
 		return false, fmt.Errorf("%w: truncate frame of %d bytes", errCorrupt, len(p))
 	}
 	n := int(binary.BigEndian.Uint32(p))
 	vs, msg := p[4:4+4*n], p[4+4*n:]
-	typ, xid, body, err := pgoutput.Split(msg, r.streamed)
-	if err != nil {
+	typ, ok, err := r.decode(msg)
+	if !ok {
 		return false, err
-	}
-	if r.gone(xid) {
-		return false, nil
 	}
 	c := &r.change
-	if c.Row, err = pgoutput.ParseRow(typ, body); err != nil {
-		return false, err
-	}
 	if typ != pgoutput.TypeTruncate || len(c.Truncated) != n {
 		return false, fmt.Errorf("%w: %q with %d relation versions", errCorrupt, typ, n)
 	}
@@ -284,7 +285,7 @@ func (r *reader) truncate(p []byte) (bool, error) {
 			return false, err
 		}
 	}
-	c.XID, c.Relation, c.Relations = xid, nil, rels
+	c.Relation, c.Relations = nil, rels
 	return true, nil
 }
 

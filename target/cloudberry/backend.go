@@ -210,21 +210,9 @@ func (b *backend) plain(ctx context.Context, sql string) error {
 	return b.s.simple(ctx, strings.Join(append(b.takePrefix(), sql), "; "))
 }
 
-// Truncate empties tables. Plain tables are named with ONLY: the source lists
-// each table of an inheritance tree that it emptied.
+// Truncate empties tables.
 func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*target.Table, restartIdentity bool) error {
-	var sql strings.Builder
-	sql.WriteString("TRUNCATE ")
-	for i, t := range tables {
-		if i > 0 {
-			sql.WriteString(", ")
-		}
-		sql.WriteString(pgside.Only(t))
-	}
-	if restartIdentity {
-		sql.WriteString(" RESTART IDENTITY")
-	}
-	if err := b.plain(ctx, sql.String()); err != nil {
+	if err := b.plain(ctx, pgside.TruncateSQL(tables, restartIdentity)); err != nil {
 		return dataFault(err)
 	}
 	return nil

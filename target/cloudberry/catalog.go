@@ -152,7 +152,7 @@ func readTables(ctx context.Context, s *server, names []target.Name) (*tables, e
 			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]), firing: string(r[8]),
 		}
 		if string(r[7]) != "t" {
-			f.missing = append(f.missing, "USAGE on schema "+f.Schema)
+			f.missing = append(f.missing, pgside.SchemaUsage(f.Schema))
 		}
 		ts.fires = ts.fires || f.firing != ""
 		f.setKind(string(r[3]), string(r[4]), r[9] != nil)
@@ -251,19 +251,9 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 	attrs := map[attrKey]int{}
 	for _, r := range rows {
 		f := ts.byOID[pgside.OID(r[0])]
-		ty := types[pgside.OID(r[3])]
-		c := target.Column{
-			Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
-			NotNull:          string(r[4]) == "t" || ty.NotNull,
-			Generated:        string(r[7]) != "",
-			IdentityAlways:   string(r[6]) == "a",
-			Nondeterministic: string(r[9]) == "t",
-		}
-		c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
+		c, printed, base := pgside.ColumnOf(r, types)
 		attrs[attrKey{f.oid, int(pgside.Atoi(r[1]))}] = len(f.Columns)
-		f.Columns = append(f.Columns, c)
-		f.typeNames = append(f.typeNames, string(r[8]))
-		f.baseNames = append(f.baseNames, ty.BaseName(string(r[8])))
+		f.Columns, f.typeNames, f.baseNames = append(f.Columns, c), append(f.typeNames, printed), append(f.baseNames, base)
 	}
 	return attrs, nil
 }

@@ -149,24 +149,12 @@ func (t *Target) checkTable(f *tableFacts) []error {
 	if f.problem != "" {
 		return []error{tableProblem(f, f.remedy, "rows cannot be written to it: %s", f.problem)}
 	}
-	var errs []error
-	role := pgside.QuoteIdent(t.srv.facts.role)
-	if len(f.missing) > 0 {
-		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), pgside.TableName(f.Table), role)
-		if slices.Contains(f.missing, "USAGE on schema "+f.Schema) {
-			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", pgside.QuoteIdent(f.Schema), role)
-		}
-		errs = append(errs, tableProblem(f, hint, "role %s lacks %s", t.srv.facts.role, strings.Join(f.missing, ", ")))
-	}
+	errs := pgside.CheckAccess(opCatalogue, f.Table, t.srv.facts.role, "", f.missing, f.rowSecurity)
 	for _, u := range f.Uniques {
 		if u.Deferrable {
 			errs = append(errs, tableProblem(f, "Create it NOT DEFERRABLE on the target: rows that swap unique values are written so that it holds at every moment",
 				"constraint %s is deferrable, and the server does not check such a constraint where triggers are silenced", strconv.Quote(u.Name)))
 		}
-	}
-	if f.rowSecurity {
-		errs = append(errs, tableProblem(f, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
-			"row security hides rows from role %s", t.srv.facts.role))
 	}
 	return errs
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/faultinject"
 	"cbrepl/target"
 	"cbrepl/target/conformance"
@@ -54,7 +55,7 @@ func TestOutcomeUnknown(t *testing.T) {
 		b := batch()
 		p.set(m)
 		_, err := tg.Apply(testCtx(t), b, src)
-		wantError(t, err, dtx.ClassRetry, "did not confirm the commit", "next open")
+		dtxtest.WantError(t, err, dtx.ClassRetry, "did not confirm the commit", "next open")
 		st := w.open(tg)
 		if m == afterCommit && st.Batch != b.Seq || m == beforeCommit && st.Batch != b.Seq-1 {
 			t.Fatalf("cut %d: batch %d was sent, the target records %d", m, b.Seq, st.Batch)
@@ -93,7 +94,7 @@ func TestFence(t *testing.T) {
 		b := src.Batch()
 		w.exec(change)
 		_, err := tg.Apply(testCtx(t), b, src)
-		wantError(t, err, dtx.ClassRetry, "epoch", "nothing is written")
+		dtxtest.WantError(t, err, dtx.ClassRetry, "epoch", "nothing is written")
 		if got := w.one("SELECT count(*) FROM $S.t"); got != num(i) {
 			t.Fatalf("after %q: %s rows", change, got)
 		}
@@ -178,7 +179,7 @@ func TestSegmentProcessDies(t *testing.T) {
 	if err == nil { // the server made new ones in time: before the transaction touched them
 		t.Log("the batch went through")
 	} else {
-		wantError(t, err, dtx.ClassRetry)
+		dtxtest.WantError(t, err, dtx.ClassRetry)
 		w.open(tg)
 		if _, err := tg.Apply(testCtx(t), b, src); err != nil {
 			t.Fatal(err)
@@ -223,7 +224,7 @@ func TestLocks(t *testing.T) {
 	// A COPY alone would not wait for the other's INSERT; the stronger lock is
 	// taken at once instead of second.
 	_, err = tg.Apply(testCtx(t), b, src)
-	wantError(t, err, dtx.ClassRetry, w.schema+".t", "55P03")
+	dtxtest.WantError(t, err, dtx.ClassRetry, w.schema+".t", "55P03")
 	if err := other.Exec(testCtx(t), "ROLLBACK").Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -271,9 +272,9 @@ func TestChangesOfTables(t *testing.T) {
 	src.Insert(tab, conformance.V("9999", "1", "b"))
 	src.Commit()
 	_, err := tg.Apply(testCtx(t), src.Batch(), src)
-	wantError(t, err, dtx.ClassStop, `"b"`, w.schema+".t")
+	dtxtest.WantError(t, err, dtx.ClassStop, `"b"`, w.schema+".t")
 	_, err = tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, `"b" is missing on the target`)
+	dtxtest.WantError(t, err, dtx.ClassStop, `"b" is missing on the target`)
 }
 
 var _ target.Target = (*Target)(nil)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab"
 	"cbrepl/lab/clustertest"
 	"cbrepl/target/conformance"
@@ -26,7 +27,7 @@ func TestRefusedTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := w.target().Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, w.schema+".looks", "it is a view", w.schema+".ext", "external table",
+	dtxtest.WantError(t, err, dtx.ClassStop, w.schema+".looks", "it is a view", w.schema+".ext", "external table",
 		w.schema+".absent", w.schema+".later", "is deferrable", "4 problems")
 }
 
@@ -40,10 +41,10 @@ func TestRefusedColumns(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := w.target().Check(testCtx(t))
-	wantError(t, err, dtx.ClassStop, `"v" is text on the source`, "character varying(5)")
+	dtxtest.WantError(t, err, dtx.ClassStop, `"v" is text on the source`, "character varying(5)")
 	w.exec(`ALTER TABLE $S.a ALTER v TYPE text`)
 	err = w.target().Check(testCtx(t))
-	wantError(t, err, dtx.ClassStop, `"w" is missing`, `"extra" exists on the target only`)
+	dtxtest.WantError(t, err, dtx.ClassStop, `"w" is missing`, `"extra" exists on the target only`)
 }
 
 func TestNotPrepared(t *testing.T) {
@@ -51,11 +52,11 @@ func TestNotPrepared(t *testing.T) {
 	if w.one("SELECT count(*) FROM pg_namespace WHERE nspname = 'cbrepl'") == "1" {
 		// Other tests have prepared the database: this subscription is not known.
 		_, err := w.target().Open(testCtx(t))
-		wantError(t, err, dtx.ClassStop, "knows no subscription", "cbrepl target prepare")
+		dtxtest.WantError(t, err, dtx.ClassStop, "knows no subscription", "cbrepl target prepare")
 		return
 	}
 	_, err := w.target().Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "has not been prepared", "cbrepl.subscription", "cbrepl target prepare")
+	dtxtest.WantError(t, err, dtx.ClassStop, "has not been prepared", "cbrepl.subscription", "cbrepl target prepare")
 }
 
 // A server of another kind, a segment, and a database in another encoding are told
@@ -80,15 +81,15 @@ func TestRefusedServers(t *testing.T) {
 		option = "gp_role"
 	}
 	err := open("host=" + *seg[0] + " port=" + *seg[1] + " user=" + *seg[2] + " dbname=" + db + " sslmode=disable options='-c " + option + "=utility'")
-	wantError(t, err, dtx.ClassStop, "utility", "Connect to the coordinator")
+	dtxtest.WantError(t, err, dtx.ClassStop, "utility", "Connect to the coordinator")
 
 	dsn := clustertest.DSNs(t)[0]
 	clustertest.Exec(t, dsn, "CREATE DATABASE cbrepl_latin TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'")
 	defer clustertest.Exec(t, dsn, "DROP DATABASE cbrepl_latin")
-	wantError(t, open(clustertest.WithDatabase(t, dsn, "cbrepl_latin")), dtx.ClassStop, "encoding LATIN1", "ENCODING 'UTF8'")
+	dtxtest.WantError(t, open(clustertest.WithDatabase(t, dsn, "cbrepl_latin")), dtx.ClassStop, "encoding LATIN1", "ENCODING 'UTF8'")
 
-	wantError(t, open("host=127.0.0.1 port=1 user=x dbname=x password=hunter2"), dtx.ClassRetry, "127.0.0.1:1")
-	wantError(t, open(clustertest.WithDatabase(t, dsn, "no_such_database")), dtx.ClassStop, "no_such_database", "Create the database")
+	dtxtest.WantError(t, open("host=127.0.0.1 port=1 user=x dbname=x password=hunter2"), dtx.ClassRetry, "127.0.0.1:1")
+	dtxtest.WantError(t, open(clustertest.WithDatabase(t, dsn, "no_such_database")), dtx.ClassStop, "no_such_database", "Create the database")
 	if err := open("postgres://u:hunter2@h:bad/db"); err == nil || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("a bad connection string: %v", err)
 	}
@@ -102,5 +103,5 @@ func TestRefusedPostgreSQL(t *testing.T) {
 	}
 	defer func() { _ = tg.Close() }()
 	_, err = tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "is not a Cloudberry or Greenplum server", "target.kind")
+	dtxtest.WantError(t, err, dtx.ClassStop, "is not a Cloudberry or Greenplum server", "target.kind")
 }

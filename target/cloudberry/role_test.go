@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab/clustertest"
 	"cbrepl/target/conformance"
 )
@@ -65,13 +66,13 @@ func TestGrants(t *testing.T) {
 	if err := tg.Check(testCtx(t)); err == nil {
 		t.Fatal("a role without privileges passes the check")
 	} else {
-		wantError(t, err, dtx.ClassStop, "docs/target-cloudberry.md")
+		dtxtest.WantError(t, err, dtx.ClassStop, "docs/target-cloudberry.md")
 	}
 	grants := documentedGrants(t, role, w.schema, "orders", w.one("SELECT current_database()"))
 	lines := strings.Split(strings.TrimSpace(grants), "\n")
 	last := lines[len(lines)-1]
 	w.exec(strings.Join(lines[:len(lines)-1], "\n"))
-	wantError(t, tg.Check(testCtx(t)), dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE", "GRANT SELECT, INSERT")
+	dtxtest.WantError(t, tg.Check(testCtx(t)), dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE", "GRANT SELECT, INSERT")
 	w.exec(last)
 
 	src := conformance.NewSource(3, tab)
@@ -158,12 +159,12 @@ func TestTriggers(t *testing.T) {
 	w.opts.Coordinator = dsn
 	tg = w.target()
 	_, err := tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "session_replication_role", w.schema+".t (trigger boom)", "apply.fire_triggers")
+	dtxtest.WantError(t, err, dtx.ClassStop, "session_replication_role", w.schema+".t (trigger boom)", "apply.fire_triggers")
 	w.opts.FireTriggers = true
 	tg = w.target()
 	w.open(tg)
 	err = insert()
-	wantError(t, err, dtx.ClassStop, w.schema+".t", "raised by a function on the target")
+	dtxtest.WantError(t, err, dtx.ClassStop, w.schema+".t", "raised by a function on the target")
 	_ = tg.Close()
 	w.exec("ALTER TABLE $S.t DISABLE TRIGGER boom")
 	w.opts.FireTriggers = false

@@ -186,14 +186,7 @@ func (s *server) checkFormat(ctx context.Context, op string) error {
 	if err != nil {
 		return fail(op, s.String(), err)
 	}
-	if len(rows) != 1 || pgside.Atoi(rows[0][0]) != stateFormat {
-		found := "no version"
-		if len(rows) > 0 {
-			found = "version " + string(rows[0][0])
-		}
-		return stop(op, "Run the cbrepl that wrote it", "schema cbrepl of the %s has %s of its layout, this cbrepl knows %d", s, found, stateFormat)
-	}
-	return nil
+	return pgside.CheckFormat(op, s.String(), rows, stateFormat)
 }
 
 // checkPrepared tells which parts of the layout are missing.

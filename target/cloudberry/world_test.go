@@ -2,7 +2,6 @@ package cloudberry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -163,25 +162,6 @@ func (w *world) apply(tg *Target, src *conformance.Source) target.Result {
 		w.t.Fatalf("apply: %v", err)
 	}
 	return res
-}
-
-func wantError(t testing.TB, err error, class dtx.Class, parts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one about %q", parts)
-	}
-	var de *dtx.Error
-	if !errors.As(err, &de) {
-		t.Fatalf("error %v is no *dtx.Error", err)
-	}
-	if dtx.ClassOf(err) != class {
-		t.Errorf("class of %q is %d, want %d", err, dtx.ClassOf(err), class)
-	}
-	for _, p := range parts {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error does not say %q: %v", p, err)
-		}
-	}
 }
 
 func num(i int) string { return strconv.Itoa(i) }

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 	"cbrepl/target"
@@ -247,23 +247,10 @@ func (w *world) dump(tab *Table) []string {
 	return out
 }
 
+// wantError ends the case when the error is another one.
 func wantError(t *testing.T, err error, class dtx.Class, parts ...string) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one about %q", parts)
-	}
-	var de *dtx.Error
-	if !errors.As(err, &de) {
-		t.Fatalf("error %v is no *dtx.Error", err)
-	}
-	if dtx.ClassOf(err) != class {
-		t.Errorf("class of %q is %d, want %d", err, dtx.ClassOf(err), class)
-	}
-	for _, p := range parts {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error does not say %q: %v", p, err)
-		}
-	}
+	dtxtest.WantError(t, err, class, parts...)
 	if t.Failed() {
 		t.FailNow()
 	}

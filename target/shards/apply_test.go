@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/target"
 )
 
@@ -35,7 +36,7 @@ func TestHistory(t *testing.T) {
 			t.Fatalf("batch %d: %v", seq, err)
 		}
 	}
-	wantError(t, applyBatch(testCtx(t), tg, h, 42, 0), dtx.ClassStop, "batch 42 does not follow batch 40")
+	dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, 42, 0), dtx.ClassStop, "batch 42 does not follow batch 40")
 	if st, err = tg.Open(testCtx(t)); err != nil { // again, in one daemon's life
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func TestHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	goleak.VerifyNone(t, ignore)
-	wantError(t, applyBatch(testCtx(t), tg, h, 42, 0), dtx.ClassRetry, "not open")
+	dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, 42, 0), dtx.ClassRetry, "not open")
 
 	other := historyTarget(t, h, o, 0)
 	if st, err = other.Open(testCtx(t)); err != nil {
@@ -72,7 +73,7 @@ func TestRefusedBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	tg := historyTarget(t, h, o, 0)
-	wantError(t, initHistory(testCtx(t), tg), dtx.ClassRetry, "not open")
+	dtxtest.WantError(t, initHistory(testCtx(t), tg), dtx.ClassRetry, "not open")
 	st, err := tg.Open(testCtx(t))
 	if err != nil {
 		t.Fatal(err)
@@ -81,16 +82,16 @@ func TestRefusedBatches(t *testing.T) {
 		t.Fatalf("state is %+v", st)
 	}
 	_, err = tg.Apply(testCtx(t), &dtx.Batch{Seq: 1}, nil)
-	wantError(t, err, dtx.ClassStop, "without first positions")
-	wantError(t, tg.Init(testCtx(t), []target.StreamIdentity{{Content: 1}}, []dtx.Position{{Content: 2}}), dtx.ClassStop, "no position for content 1")
+	dtxtest.WantError(t, err, dtx.ClassStop, "without first positions")
+	dtxtest.WantError(t, tg.Init(testCtx(t), []target.StreamIdentity{{Content: 1}}, []dtx.Position{{Content: 2}}), dtx.ClassStop, "no position for content 1")
 	if err := initHistory(testCtx(t), tg); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, initHistory(testCtx(t), tg), dtx.ClassStop, "already has positions")
+	dtxtest.WantError(t, initHistory(testCtx(t), tg), dtx.ClassStop, "already has positions")
 	_, err = tg.Apply(testCtx(t), &dtx.Batch{Seq: 1, Positions: []dtx.Position{{Content: 9, LSN: 5}}}, nil)
-	wantError(t, err, dtx.ClassStop, "content 9")
+	dtxtest.WantError(t, err, dtx.ClassStop, "content 9")
 	_, err = tg.Apply(testCtx(t), &dtx.Batch{Seq: 1, Positions: []dtx.Position{{Content: 0, LSN: 0}}}, nil)
-	wantError(t, err, dtx.ClassStop, "back from 0/1 to 0/0")
+	dtxtest.WantError(t, err, dtx.ClassStop, "back from 0/1 to 0/0")
 	_, err = tg.Apply(testCtx(t), &dtx.Batch{Seq: 1, Positions: []dtx.Position{{Content: 0, LSN: 0xab_0000_0001}}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +168,7 @@ func TestBatchError(t *testing.T) {
 	openUntil(t, tg)
 	execSQL(t, dbs[1], "INSERT INTO app.log VALUES (1, 0)") // the key of the batch's first row
 	err := applyBatch(testCtx(t), tg, h, 1, 0)
-	wantError(t, err, dtx.ClassStop, "table app.log", "log_pkey", "23505")
+	dtxtest.WantError(t, err, dtx.ClassStop, "table app.log", "log_pkey", "23505")
 	if strings.Contains(err.Error(), "(1, 0)") {
 		t.Errorf("the error holds row values: %v", err)
 	}
@@ -180,7 +181,7 @@ func TestBatchError(t *testing.T) {
 	tg = historyTarget(t, h, o, 0)
 	openUntil(t, tg)
 	execSQL(t, dbs[0], "BEGIN; LOCK app.account; PREPARE TRANSACTION 'holder'")
-	wantError(t, applyBatch(testCtx(t), tg, h, 1, 0), dtx.ClassRetry, "55P03")
+	dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, 1, 0), dtx.ClassRetry, "55P03")
 	execSQL(t, dbs[0], "ROLLBACK PREPARED 'holder'")
 	openUntil(t, tg)
 	if err := applyBatch(testCtx(t), tg, h, 1, 0); err != nil {

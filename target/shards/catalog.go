@@ -84,7 +84,7 @@ func readTables(ctx context.Context, n *node, names []target.Name) (*catalogue, 
 			t.missing = strings.Split(string(r[5]), ",")
 		}
 		if string(r[6]) != "t" {
-			t.missing = append(t.missing, "USAGE on schema "+t.Schema)
+			t.missing = append(t.missing, pgside.SchemaUsage(t.Schema))
 		}
 		t.firing = string(r[7])
 		cat.tables[target.Name{Schema: t.Schema, Table: t.Name}] = t
@@ -145,19 +145,9 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 	attrs := map[attrKey]int{}
 	for _, r := range rows {
 		t := byOID[pgside.OID(r[0])]
-		ty := types[pgside.OID(r[3])]
-		c := target.Column{
-			Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
-			NotNull:          string(r[4]) == "t" || ty.NotNull,
-			Generated:        string(r[7]) != "",
-			IdentityAlways:   string(r[6]) == "a",
-			Nondeterministic: string(r[9]) == "t",
-		}
-		c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
+		c, printed, base := pgside.ColumnOf(r, types)
 		attrs[attrKey{t.oid, int(pgside.Atoi(r[1]))}] = len(t.Columns)
-		t.Columns = append(t.Columns, c)
-		t.typeNames = append(t.typeNames, string(r[8]))
-		t.baseNames = append(t.baseNames, ty.BaseName(string(r[8])))
+		t.Columns, t.typeNames, t.baseNames = append(t.Columns, c), append(t.typeNames, printed), append(t.baseNames, base)
 	}
 	return attrs, nil
 }

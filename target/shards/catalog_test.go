@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/router"
 	"cbrepl/source"
 	"cbrepl/target"
@@ -228,7 +229,7 @@ func TestTableProblems(t *testing.T) {
 	check := tg.Check(testCtx(t))
 	_, open := tg.Open(testCtx(t))
 	for _, err := range []error{check, open} {
-		wantError(t, err, dtx.ClassStop,
+		dtxtest.WantError(t, err, dtx.ClassStop,
 			"table app.absent", "there is no table app.absent on the target",
 			"table app.nopolicy", "no row for it in cbrepl.distribution_policy", "Insert a row with kind hash",
 			"table app.wide", "spread over 3 segments and the target has 2 shards",
@@ -278,7 +279,7 @@ func TestPrivileges(t *testing.T) {
 		}
 		execSQL(t, coordinator, "DROP ROLE "+role)
 	})
-	wantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "coordinator database", "permission denied for database", "docs/target-shards.md")
+	dtxtest.WantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "coordinator database", "permission denied for database", "docs/target-shards.md")
 	admin := o
 	admin.Coordinator, admin.Shards = coordinator, dbs
 	if err := Prepare(testCtx(t), admin); err != nil {
@@ -295,7 +296,7 @@ func TestPrivileges(t *testing.T) {
 		_, err = tg.Open(testCtx(t))
 		return err
 	}
-	wantError(t, check(), dtx.ClassStop, "permission denied for schema cbrepl", "docs/target-shards.md")
+	dtxtest.WantError(t, check(), dtx.ClassStop, "permission denied for schema cbrepl", "docs/target-shards.md")
 	// As docs/target-shards.md lists them.
 	execSQL(t, coordinator, strings.ReplaceAll(coordinatorGrants, "ROLE", role))
 	execSQL(t, dbs[0], strings.ReplaceAll(shardGrants, "ROLE", role))
@@ -307,13 +308,13 @@ func TestPrivileges(t *testing.T) {
 		ALTER TABLE app.t ENABLE ROW LEVEL SECURITY`)
 	execSQL(t, coordinator, policySQL("t", "hash", "{id}", 1))
 	err := check()
-	wantError(t, err, dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE, USAGE on schema app", `GRANT USAGE ON SCHEMA "app" TO "`+role+`"`,
+	dtxtest.WantError(t, err, dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE, USAGE on schema app", `GRANT USAGE ON SCHEMA "app" TO "`+role+`"`,
 		"row security hides rows", "may not set session_replication_role", "foreign key t_id_fkey", "rule ru", "trigger tr",
 		`GRANT SET ON PARAMETER session_replication_role TO "`+role+`"`)
 	execSQL(t, dbs[0], "ALTER TABLE app.t DISABLE ROW LEVEL SECURITY; "+fmt.Sprintf(`GRANT USAGE ON SCHEMA "app" TO "%s"`, role))
-	wantError(t, check(), dtx.ClassStop, fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON "app"."t" TO "%s"`, role))
+	dtxtest.WantError(t, check(), dtx.ClassStop, fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON "app"."t" TO "%s"`, role))
 	execSQL(t, dbs[0], fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON "app"."t" TO "%s"`, role))
-	wantError(t, check(), dtx.ClassStop, "may not set session_replication_role")
+	dtxtest.WantError(t, check(), dtx.ClassStop, "may not set session_replication_role")
 	execSQL(t, dbs[0], fmt.Sprintf(`GRANT SET ON PARAMETER session_replication_role TO "%s"`, role))
 	if err := check(); err != nil {
 		t.Fatal(err)
@@ -361,7 +362,7 @@ func TestRemoveSubscription(t *testing.T) {
 	execSQL(t, coordinator, strings.ReplaceAll(sql, "NAME", "test"))
 	execSQL(t, dbs[0], strings.ReplaceAll(onShard, "NAME", "test"))
 	_, err = historyTarget(t, h, o, 0).Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "knows no subscription test")
+	dtxtest.WantError(t, err, dtx.ClassStop, "knows no subscription test")
 	if err := Prepare(testCtx(t), o); err != nil {
 		t.Fatal(err)
 	}

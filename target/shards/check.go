@@ -198,23 +198,11 @@ func (t *Target) checkTable(name target.Name, cats []*catalogue, policies map[ta
 
 // checkAccess reports missing privileges and what would fire on a shard.
 func (t *Target) checkAccess(name target.Name, n *node, f *foundTable) []error {
-	var errs []error
-	role := pgside.QuoteIdent(n.facts.role)
-	if len(f.missing) > 0 {
-		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(f.missing, ", "), pgside.TableName(f.Table), role)
-		if s := "USAGE on schema " + name.Schema; slices.Contains(f.missing, s) {
-			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", pgside.QuoteIdent(name.Schema), role)
-		}
-		errs = append(errs, tableProblem(name, hint, "role %s lacks %s on the %s", n.facts.role, strings.Join(f.missing, ", "), n))
-	}
-	if f.rowSecurity {
-		errs = append(errs, tableProblem(name, fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", role),
-			"row security hides rows from role %s on the %s", n.facts.role, n))
-	}
+	errs := pgside.CheckAccess(opCatalogue, f.Table, n.facts.role, " on the "+n.String(), f.missing, f.rowSecurity)
 	if f.firing != "" && !n.facts.replicaRole {
 		hint := "Run the daemon as a superuser, or ALTER TABLE ... DISABLE TRIGGER"
 		if n.facts.version >= 150000 {
-			hint = fmt.Sprintf("GRANT SET ON PARAMETER session_replication_role TO %s", role)
+			hint = fmt.Sprintf("GRANT SET ON PARAMETER session_replication_role TO %s", pgside.QuoteIdent(n.facts.role))
 		}
 		errs = append(errs, tableProblem(name, hint,
 			"role %s may not set session_replication_role on the %s, and replicated rows would fire %s", n.facts.role, n, f.firing))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab"
 )
 
@@ -24,7 +25,7 @@ func TestPrepare(t *testing.T) {
 	h := history{seed: 3, shards: 2}
 	tg := historyTarget(t, h, o, 0)
 	_, err := tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "3 problems", "the coordinator database", "the shard 0", "the shard 1", "has not been prepared", "`cbrepl target prepare -c FILE`")
+	dtxtest.WantError(t, err, dtx.ClassStop, "3 problems", "the coordinator database", "the shard 0", "the shard 1", "has not been prepared", "`cbrepl target prepare -c FILE`")
 	for _, dsn := range append(dbs, coordinator) {
 		if schemaExists(t, dsn) {
 			t.Error("open has created schema cbrepl")
@@ -45,7 +46,7 @@ func TestPrepare(t *testing.T) {
 	}
 	o2 := o
 	o2.Subscription = "test-2"
-	wantError(t, func() error { _, err := historyTarget(t, h, o2, 0).Open(testCtx(t)); return err }(), dtx.ClassStop,
+	dtxtest.WantError(t, func() error { _, err := historyTarget(t, h, o2, 0).Open(testCtx(t)); return err }(), dtx.ClassStop,
 		"knows no subscription test-2", "cbrepl target prepare")
 	if err := Prepare(testCtx(t), o2); err != nil {
 		t.Fatal(err)
@@ -81,16 +82,16 @@ func TestWrongShards(t *testing.T) {
 	}
 	swapped := o
 	swapped.Shards = []string{dbs[1], dbs[0]}
-	wantError(t, try(swapped), dtx.ClassStop, "was prepared as shard 1 of 2, the configuration has it as shard 0 of 2", "List every shard once, in the order")
+	dtxtest.WantError(t, try(swapped), dtx.ClassStop, "was prepared as shard 1 of 2, the configuration has it as shard 0 of 2", "List every shard once, in the order")
 	twice := o
 	twice.Shards = []string{dbs[0], dbs[0]}
-	wantError(t, try(twice), dtx.ClassStop, "was prepared as shard 0 of 2, the configuration has it as shard 1 of 2")
+	dtxtest.WantError(t, try(twice), dtx.ClassStop, "was prepared as shard 0 of 2, the configuration has it as shard 1 of 2")
 	more := o
 	more.Shards = dbs
-	wantError(t, try(more), dtx.ClassStop)
+	dtxtest.WantError(t, try(more), dtx.ClassStop)
 	fewer := o
 	fewer.Shards = dbs[:1]
-	wantError(t, try(fewer), dtx.ClassStop, "was prepared for 2 shards, the configuration lists 1")
+	dtxtest.WantError(t, try(fewer), dtx.ClassStop, "was prepared for 2 shards, the configuration lists 1")
 	// Another coordinator database.
 	foreign := o
 	foreign.Coordinator, foreign.Shards = shared.Database(t), []string{dbs[2]}
@@ -98,10 +99,10 @@ func TestWrongShards(t *testing.T) {
 		t.Fatal(err)
 	}
 	foreign.Shards = []string{dbs[0]}
-	wantError(t, try(foreign), dtx.ClassStop, "was prepared for a subscription test of another coordinator database")
+	dtxtest.WantError(t, try(foreign), dtx.ClassStop, "was prepared for a subscription test of another coordinator database")
 	// A layout of a newer cbrepl.
 	execSQL(t, dbs[0], "UPDATE cbrepl.state_format SET version = 2")
-	wantError(t, try(o), dtx.ClassStop, "version 2 of its layout, this cbrepl knows 1")
+	dtxtest.WantError(t, try(o), dtx.ClassStop, "version 2 of its layout, this cbrepl knows 1")
 }
 
 func TestServersThatCannot(t *testing.T) {
@@ -119,11 +120,11 @@ func TestServersThatCannot(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	wantError(t, with(srv.DSNFor("ascii")), dtx.ClassStop, "shard 0", "has encoding SQL_ASCII", "ENCODING 'UTF8'")
-	wantError(t, with(srv.DSNFor("nowhere")), dtx.ClassStop, "shard 0", `database "nowhere" does not exist`, "Create the database")
-	wantError(t, with(fmt.Sprintf("postgres://canary_user@127.0.0.1:%d/postgres", srv.Port())), dtx.ClassStop, "shard 0", "Check user, password and pg_hba.conf")
+	dtxtest.WantError(t, with(srv.DSNFor("ascii")), dtx.ClassStop, "shard 0", "has encoding SQL_ASCII", "ENCODING 'UTF8'")
+	dtxtest.WantError(t, with(srv.DSNFor("nowhere")), dtx.ClassStop, "shard 0", `database "nowhere" does not exist`, "Create the database")
+	dtxtest.WantError(t, with(fmt.Sprintf("postgres://canary_user@127.0.0.1:%d/postgres", srv.Port())), dtx.ClassStop, "shard 0", "Check user, password and pg_hba.conf")
 	begin := time.Now()
-	wantError(t, with("postgres://u:canary-password@127.0.0.1:1/d"), dtx.ClassRetry, "shard 0 (127.0.0.1:1, database d)", "connection refused", "Check that the server runs")
+	dtxtest.WantError(t, with("postgres://u:canary-password@127.0.0.1:1/d"), dtx.ClassRetry, "shard 0 (127.0.0.1:1, database d)", "connection refused", "Check that the server runs")
 	if d := time.Since(begin); d > 15*time.Second {
 		t.Errorf("an unreachable server took %s", d)
 	}
@@ -136,7 +137,7 @@ func TestNoPreparedTransactions(t *testing.T) {
 	srv := lab.ServerForTest(t, lab.Options{Settings: map[string]string{"max_prepared_transactions": "0"}})
 	coordinator := shared.Database(t)
 	o := testOptions(coordinator, []string{srv.DSN()})
-	wantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "the shard 0", "max_prepared_transactions = 0", "restart it")
+	dtxtest.WantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "the shard 0", "max_prepared_transactions = 0", "restart it")
 	if schemaExists(t, coordinator) {
 		t.Error("a failed prepare has created schema cbrepl")
 	}
@@ -156,9 +157,9 @@ func TestNoRoomToPrepare(t *testing.T) {
 	tg := historyTarget(t, h, o, 0)
 	st := openUntil(t, tg)
 	fill()
-	wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no room for another prepared transaction", "Set max_prepared_transactions")
+	dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no room for another prepared transaction", "Set max_prepared_transactions")
 	_, err := tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassRetry, "has room for 1 prepared transactions and holds 1", "cbrepl:test:1:1:1 (database postgres)")
+	dtxtest.WantError(t, err, dtx.ClassRetry, "has room for 1 prepared transactions and holds 1", "cbrepl:test:1:1:1 (database postgres)")
 	execSQL(t, srv.DSN(), "ROLLBACK PREPARED 'cbrepl:test:1:1:1'")
 	checkWorld(t, h, o, openUntil(t, tg))
 
@@ -168,7 +169,7 @@ func TestNoRoomToPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = historyTarget(t, h, o2, 0).Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "max_prepared_transactions = 1", "2 subscriptions")
+	dtxtest.WantError(t, err, dtx.ClassStop, "max_prepared_transactions = 1", "2 subscriptions")
 }
 
 // The decision is durable whatever the server's default.
@@ -203,7 +204,7 @@ func TestOptions(t *testing.T) {
 		},
 	} {
 		_, err := New(c.o)
-		wantError(t, err, dtx.ClassStop, c.parts...)
+		dtxtest.WantError(t, err, dtx.ClassStop, c.parts...)
 		if strings.Contains(err.Error(), "canary") {
 			t.Errorf("the error holds a piece of the connection string: %v", err)
 		}

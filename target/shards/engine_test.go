@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/router"
@@ -187,14 +188,14 @@ func TestEngine(t *testing.T) {
 		s.change(pgoutput.TypeDelete, pgotest.Delete(0, 1, 'K', pgotest.Text("1000002"), pgotest.Null())),
 	}}
 	_, err = tg.Apply(testCtx(t), b, rows)
-	wantError(t, err, dtx.ClassStop, "table app.item", "gxid 61", "not there")
+	dtxtest.WantError(t, err, dtx.ClassStop, "table app.item", "gxid 61", "not there")
 	openUntil(t, tg)
 	for _, dsn := range dbs {
 		execSQL(t, dsn, "ALTER TABLE app.item ADD CHECK (v <> 'canary')")
 	}
 	rows = memRows{61: {s.change(pgoutput.TypeInsert, pgotest.Insert(0, 1, pgotest.Text("1000001"), pgotest.Text("canary")))}}
 	_, err = tg.Apply(testCtx(t), b, rows)
-	wantError(t, err, dtx.ClassStop, "table app.item", "gxid 61", "item_v_check", "the shard", "127.0.0.1")
+	dtxtest.WantError(t, err, dtx.ClassStop, "table app.item", "gxid 61", "item_v_check", "the shard", "127.0.0.1")
 	if strings.Contains(err.Error(), "canary") {
 		t.Errorf("the error holds a row's value: %v", err)
 	}

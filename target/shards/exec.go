@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -204,25 +203,13 @@ func readCounts(res *pgconn.Result) target.Found {
 	return found
 }
 
-// Truncate empties tables. Plain tables are named with ONLY: the source lists
-// each table of an inheritance tree that it emptied.
+// Truncate empties tables.
 func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*target.Table, restartIdentity bool) error {
 	conn, err := e.conn(ctx, seg)
 	if err != nil {
 		return err
 	}
-	var b strings.Builder
-	b.WriteString("TRUNCATE ")
-	for i, t := range tables {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(pgside.Only(t))
-	}
-	if restartIdentity {
-		b.WriteString(" RESTART IDENTITY")
-	}
-	if err := conn.Exec(ctx, b.String()).Close(); err != nil {
+	if err := conn.Exec(ctx, pgside.TruncateSQL(tables, restartIdentity)).Close(); err != nil {
 		return dataFault(err)
 	}
 	return nil

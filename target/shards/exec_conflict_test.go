@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/target"
 )
 
@@ -54,7 +55,7 @@ func TestMirrorDiverged(t *testing.T) {
 			before := m.targetText()
 			m.exec(m.src[0], c.change)
 			_, err := m.apply()
-			wantError(t, err, dtx.ClassStop, append(c.want, fmt.Sprintf("gxid %d", m.gxid), "content 0", "LSN 0/")...)
+			dtxtest.WantError(t, err, dtx.ClassStop, append(c.want, fmt.Sprintf("gxid %d", m.gxid), "content 0", "LSN 0/")...)
 			if !errors.Is(err, target.ErrDiverged) {
 				t.Errorf("not ErrDiverged: %v", err)
 			}
@@ -155,7 +156,7 @@ func TestMirrorRefused(t *testing.T) {
 				// The second transaction of the batch, not the first.
 				c.want = []string{"t_v_check", fmt.Sprintf("gxid %d", m.gxid)}
 			}
-			wantError(t, err, dtx.ClassStop, append(c.want, "app.t")...)
+			dtxtest.WantError(t, err, dtx.ClassStop, append(c.want, "app.t")...)
 			if strings.Contains(err.Error(), "canary") {
 				t.Errorf("the error holds a row's value: %v", err)
 			}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/target/internal/pgside"
 )
 
@@ -154,7 +155,7 @@ func TestMirrorTruncate(t *testing.T) {
 	m.exec(m.o.Shards[0], "CREATE TABLE app.mine (id int REFERENCES app.c); INSERT INTO app.mine SELECT id FROM app.c LIMIT 1")
 	both("TRUNCATE app.c")
 	_, err := m.apply()
-	wantError(t, err, dtx.ClassStop, "truncate tables", "app.c", "foreign key", "gxid")
+	dtxtest.WantError(t, err, dtx.ClassStop, "truncate tables", "app.c", "foreign key", "gxid")
 }
 
 // A part that lacks a TRUNCATE of its dtx is an error.
@@ -167,7 +168,7 @@ func TestMirrorTruncateDisagrees(t *testing.T) {
 	m.exec(m.src[0], "BEGIN; INSERT INTO app.a VALUES (1); TRUNCATE app.a; COMMIT")
 	m.exec(m.src[1], "INSERT INTO app.a VALUES (2)")
 	_, err := m.apply()
-	wantError(t, err, dtx.ClassStop, "ends before TRUNCATE number 1", "content 1", "content 0")
+	dtxtest.WantError(t, err, dtx.ClassStop, "ends before TRUNCATE number 1", "content 1", "content 0")
 
 	m2 := mustMirror(t, mirrorConfig{
 		sources: 2, shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY); CREATE TABLE app.b (id int PRIMARY KEY)`,
@@ -177,5 +178,5 @@ func TestMirrorTruncateDisagrees(t *testing.T) {
 	m2.exec(m2.src[0], "TRUNCATE app.a")
 	m2.exec(m2.src[1], "TRUNCATE app.b")
 	_, err = m2.apply()
-	wantError(t, err, dtx.ClassStop, "names other tables")
+	dtxtest.WantError(t, err, dtx.ClassStop, "names other tables")
 }

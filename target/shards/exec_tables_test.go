@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/target"
 )
 
@@ -146,7 +147,7 @@ func TestMirrorPartitions(t *testing.T) {
 			if c.name == "leaves to a plain table" {
 				m.exec(m.src[0], "TRUNCATE app.p1")
 				_, err := m.apply()
-				wantError(t, err, dtx.ClassStop, "app.p1", "app.p2", "same target table")
+				dtxtest.WantError(t, err, dtx.ClassStop, "app.p1", "app.p2", "same target table")
 			}
 		})
 	}
@@ -159,7 +160,7 @@ func TestMirrorLeafWithoutTable(t *testing.T) {
 		targetDDL: `CREATE SCHEMA app; CREATE TABLE app.p1 (id int, day date, v text, PRIMARY KEY (id, day))`,
 		policies:  map[string]string{"app.p1": "hash id"},
 	})
-	wantError(t, err, dtx.ClassStop, "app.p2", "app.p", "no table")
+	dtxtest.WantError(t, err, dtx.ClassStop, "app.p2", "app.p", "no table")
 }
 
 // A table that appears on the source later stops the subscription.
@@ -167,12 +168,12 @@ func TestMirrorUnknownTable(t *testing.T) {
 	m := mustMirror(t, mirrorConfig{shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY)`, policies: map[string]string{"app.a": "hash id"}})
 	m.exec(m.src[0], "CREATE TABLE app.b (id int PRIMARY KEY); INSERT INTO app.a VALUES (1); INSERT INTO app.b VALUES (1)")
 	_, err := m.apply()
-	wantError(t, err, dtx.ClassStop, "app.b", "gxid", "content 0")
+	dtxtest.WantError(t, err, dtx.ClassStop, "app.b", "gxid", "content 0")
 	// So does a column that the target lacks.
 	m = mustMirror(t, mirrorConfig{shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.a (id int PRIMARY KEY)`, policies: map[string]string{"app.a": "hash id"}})
 	m.exec(m.src[0], "ALTER TABLE app.a ADD v text; INSERT INTO app.a VALUES (1, 'x')")
 	_, err = m.apply()
-	wantError(t, err, dtx.ClassStop, "app.a", `column "v" is missing`)
+	dtxtest.WantError(t, err, dtx.ClassStop, "app.a", `column "v" is missing`)
 }
 
 // Schemas and tables are renamed by rules.

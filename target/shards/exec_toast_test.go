@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
 )
 
@@ -76,7 +77,7 @@ func TestMirrorToastInKey(t *testing.T) {
 	m.seq++
 	b := &dtx.Batch{Seq: m.seq, Steps: []dtx.Step{{Parts: []dtx.Part{{GXID: 77, Content: 0, EndLSN: 0x55, Spool: 1}}}}}
 	_, err = m.tg.Apply(t.Context(), b, memRows{1: {{Row: row, Relation: rel}}})
-	wantError(t, err, dtx.ClassStop, "app.key", "column k", "gxid 77", "0/55", "TOAST")
+	dtxtest.WantError(t, err, dtx.ClassStop, "app.key", "column k", "gxid 77", "0/55", "TOAST")
 }
 
 // A row filter can turn an update into an insert that lacks a large value.
@@ -100,5 +101,5 @@ func TestMirrorFilterToast(t *testing.T) {
 	m.exec(m.src[0], "INSERT INTO app.t VALUES (1, 'v', "+big+")")
 	m.exec(m.src[0], "UPDATE app.t SET id = 1000 WHERE id = 1")
 	_, err := m.apply()
-	wantError(t, err, dtx.ClassStop, "app.t", "column b", "row filter", "REPLICA IDENTITY FULL")
+	dtxtest.WantError(t, err, dtx.ClassStop, "app.t", "column b", "row filter", "REPLICA IDENTITY FULL")
 }

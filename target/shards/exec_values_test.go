@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 )
 
 // typeValues holds, per type, literals that are hard to carry.
@@ -224,5 +225,5 @@ func TestMirrorEncoding(t *testing.T) {
 	execSQL(t, dsn, "CREATE DATABASE "+name+" ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
 	t.Cleanup(func() { execSQL(t, dsn, "DROP DATABASE "+name+" WITH (FORCE)") })
 	o := testOptions(shared.Database(t), []string{strings.Replace(dsn, strings.TrimSuffix(name, "latin"), name, 1)})
-	wantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "LATIN1", "UTF8")
+	dtxtest.WantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "LATIN1", "UTF8")
 }

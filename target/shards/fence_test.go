@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 )
 
 // shortWait is the lock wait of a daemon that is not to get the lock.
@@ -36,7 +37,7 @@ func TestPausedDaemon(t *testing.T) {
 				return applyBatch(testCtx(t), rival, h, 1, 0)
 			}
 			err := applyBatch(testCtx(t), old, h, 1, 77)
-			wantError(t, err, dtx.ClassRetry)
+			dtxtest.WantError(t, err, dtx.ClassRetry)
 			t.Log(err)
 			if err := applyBatch(testCtx(t), rival, h, 2, 0); err != nil {
 				t.Fatalf("the new daemon: %v", err)
@@ -48,13 +49,13 @@ func TestPausedDaemon(t *testing.T) {
 			checkWorld(t, h, o, st)
 			old.opts.LockWait = shortWait
 			_, err = old.Open(testCtx(t))
-			wantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+rival.session.pid, "application cbrepl:test:4")
+			dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+rival.session.pid, "application cbrepl:test:4")
 			if err := rival.Close(); err != nil {
 				t.Fatal(err)
 			}
 			old.opts.LockWait = o.LockWait
 			_, err = old.Open(testCtx(t))
-			wantError(t, err, dtx.ClassStop, "another daemon has applied batches", "Restart the daemon")
+			dtxtest.WantError(t, err, dtx.ClassStop, "another daemon has applied batches", "Restart the daemon")
 		})
 	}
 }
@@ -80,7 +81,7 @@ func TestPausedAfterDecision(t *testing.T) {
 				}
 				return applyBatch(testCtx(t), rival, h, 2, 0)
 			}
-			wantError(t, applyBatch(testCtx(t), old, h, 1, 0), dtx.ClassRetry, "batch 1 is decided and not yet committed on")
+			dtxtest.WantError(t, applyBatch(testCtx(t), old, h, 1, 0), dtx.ClassRetry, "batch 1 is decided and not yet committed on")
 			if err := rival.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -102,7 +103,7 @@ func TestEpochFences(t *testing.T) {
 	} {
 		st := openUntil(t, tg)
 		execSQL(t, c.dsn, "UPDATE cbrepl."+c.table+" SET epoch = epoch + 1")
-		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, fmt.Sprintf("epoch %d of subscription test is over", st.Epoch), c.where)
+		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, fmt.Sprintf("epoch %d of subscription test is over", st.Epoch), c.where)
 		checkNonePrepared(t, o) // already before the next open
 		execSQL(t, c.dsn, "UPDATE cbrepl."+c.table+" SET epoch = epoch - 1")
 		if st = openUntil(t, tg); st.Batch != uint64(2*i) {
@@ -125,7 +126,7 @@ func TestEpochFences(t *testing.T) {
 			}
 			return nil
 		}
-		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no longer stands at that epoch and at batch")
+		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no longer stands at that epoch and at batch")
 		tg.private.onPoint = nil
 		execSQL(t, coordinator, fmt.Sprintf("UPDATE cbrepl.subscription SET batch = %d", st.Batch))
 		checkWorld(t, h, o, openUntil(t, tg))
@@ -144,7 +145,7 @@ func TestSecondDaemon(t *testing.T) {
 	second := historyTarget(t, h, o, 0)
 	begin := time.Now()
 	_, err := second.Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+first.session.pid,
+	dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+first.session.pid,
 		"application cbrepl:test:2", "role postgres", "client 127.0.0.1", "connected since 2", "Stop the other daemon")
 	if d := time.Since(begin); d > 10*time.Second {
 		t.Errorf("it took %s", d)
@@ -173,7 +174,7 @@ func TestBlockedEpoch(t *testing.T) {
 	const foreign = "somebody:else"
 	execSQL(t, dbs[0], "BEGIN; UPDATE cbrepl.shard SET batch = batch; PREPARE TRANSACTION '"+foreign+"'")
 	_, err := tg.Open(testCtx(t))
-	wantError(t, err, dtx.ClassRetry, "cannot raise the epoch on the shard 0", "locked by prepared transaction "+foreign)
+	dtxtest.WantError(t, err, dtx.ClassRetry, "cannot raise the epoch on the shard 0", "locked by prepared transaction "+foreign)
 	execSQL(t, dbs[0], "ROLLBACK PREPARED '"+foreign+"'")
 	checkWorld(t, h, o, openUntil(t, tg))
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/target/internal/pgside"
 )
 
@@ -85,7 +86,7 @@ func TestInDoubtTable(t *testing.T) {
 	prepareAs(t, dbs[0], gid(2, 2), 1)
 	prepareAs(t, dbs[0], gid(7, 8), 2)
 	_, err := historyTarget(t, h, o, 0).Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "shard 0", gid(2, 2), "batch 3 is the last one decided", "Nothing is changed")
+	dtxtest.WantError(t, err, dtx.ClassStop, "shard 0", gid(2, 2), "batch 3 is the last one decided", "Nothing is changed")
 	if got := preparedGIDs(t, dbs[0]); got != gid(2, 2)+" "+gid(7, 8) {
 		t.Errorf("left are %s", got)
 	}
@@ -95,7 +96,7 @@ func TestInDoubtTable(t *testing.T) {
 	// With this subscription's prefix, but nothing that cbrepl writes.
 	prepareAs(t, dbs[0], "cbrepl:test:2:4", 1)
 	_, err = historyTarget(t, h, o, 0).Open(testCtx(t))
-	wantError(t, err, dtx.ClassStop, "cbrepl:test:2:4", "cbrepl has not made")
+	dtxtest.WantError(t, err, dtx.ClassStop, "cbrepl:test:2:4", "cbrepl has not made")
 	execSQL(t, dbs[0], "ROLLBACK PREPARED 'cbrepl:test:2:4'")
 	checkWorld(t, h, o, openUntil(t, historyTarget(t, h, o, 0)))
 }
@@ -121,13 +122,13 @@ func TestLostWork(t *testing.T) {
 	}
 	// A shard that is behind.
 	execSQL(t, dbs[1], "UPDATE cbrepl.shard SET batch = 2")
-	wantError(t, open(), dtx.ClassStop, "shard 1", "committed up to batch 2", "records batch 3")
+	dtxtest.WantError(t, open(), dtx.ClassStop, "shard 1", "committed up to batch 2", "records batch 3")
 	execSQL(t, dbs[1], "UPDATE cbrepl.shard SET batch = 3")
 	// A coordinator database that is behind: the undecided batch stays prepared.
 	execSQL(t, coordinator, "UPDATE cbrepl.subscription SET batch = 2, shard_batches = '{2,2}'")
 	gid := batchID{2, 3}.gid("test", databaseOID(t, dbs[0]))
 	prepareAs(t, dbs[0], gid, 1)
-	wantError(t, open(), dtx.ClassStop, "batch 3", "records epoch", "batch 2 only", "coordinator database has lost committed work")
+	dtxtest.WantError(t, open(), dtx.ClassStop, "batch 3", "records epoch", "batch 2 only", "coordinator database has lost committed work")
 	if got := preparedGIDs(t, dbs[0]); got != gid {
 		t.Errorf("left are %q", got)
 	}
@@ -135,7 +136,7 @@ func TestLostWork(t *testing.T) {
 	execSQL(t, coordinator, "UPDATE cbrepl.subscription SET batch = 3, shard_batches = '{3,3}'")
 	// The same by its epoch alone.
 	execSQL(t, coordinator, "UPDATE cbrepl.subscription SET epoch = 1")
-	wantError(t, open(), dtx.ClassStop, "coordinator database has lost committed work")
+	dtxtest.WantError(t, open(), dtx.ClassStop, "coordinator database has lost committed work")
 	execSQL(t, coordinator, "UPDATE cbrepl.subscription SET epoch = 100")
 	checkWorld(t, h, o, openUntil(t, historyTarget(t, h, o, 0)))
 }

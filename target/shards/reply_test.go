@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 )
 
 // gate stands between a Target and one server. When it is armed, the next
@@ -143,7 +144,7 @@ func TestLostReplies(t *testing.T) {
 		}
 		err := applyBatch(testCtx(t), tg, h, st.Batch+1, 0)
 		tg.private.onPoint = nil
-		wantError(t, err, dtx.ClassRetry)
+		dtxtest.WantError(t, err, dtx.ClassRetry)
 		want := st.Batch + uint64(count(c.done))
 		if st = openUntil(t, tg); st.Batch != want {
 			t.Errorf("%s: batch %d is recorded, want %d", c.what, st.Batch, want)
@@ -180,11 +181,11 @@ func TestSilentServer(t *testing.T) {
 			return nil
 		}
 		begin := time.Now()
-		wantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, c.says, "no answer in time")
+		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, c.says, "no answer in time")
 		tg.private.onPoint = nil
 		tg.opts.OpenTimeout = time.Second
 		_, err := tg.Open(testCtx(t))
-		wantError(t, err, dtx.ClassRetry, "connect to target", "deadline")
+		dtxtest.WantError(t, err, dtx.ClassRetry, "connect to target", "deadline")
 		if d := time.Since(begin); d > 20*time.Second {
 			t.Errorf("%s: it took %s", c.point, d)
 		}

@@ -178,14 +178,7 @@ func (n *node) checkFormat(ctx context.Context, op string) error {
 	if err != nil {
 		return fail(op, n.String(), err)
 	}
-	if len(rows) != 1 || pgside.Atoi(rows[0][0]) != stateFormat {
-		found := "no version"
-		if len(rows) > 0 {
-			found = "version " + string(rows[0][0])
-		}
-		return stop(op, "Run the cbrepl that wrote it", "schema cbrepl of the %s has %s of its layout, this cbrepl knows %d", n, found, stateFormat)
-	}
-	return nil
+	return pgside.CheckFormat(op, n.String(), rows, stateFormat)
 }
 
 func (t *Target) prepareCoordinator(ctx context.Context) (token string, err error) {

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -380,26 +379,6 @@ func checkNonePrepared(t *testing.T, o Options) {
 	for i, dsn := range o.Shards {
 		if left := queryRows(t, dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"); len(left) > 0 {
 			t.Fatalf("shard %d still holds prepared transactions: %v", i, left)
-		}
-	}
-}
-
-// wantError checks class and text of an error.
-func wantError(t *testing.T, err error, class dtx.Class, parts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one about %q", parts)
-	}
-	var de *dtx.Error
-	if !errors.As(err, &de) {
-		t.Fatalf("error %v is no *dtx.Error", err)
-	}
-	if dtx.ClassOf(err) != class {
-		t.Errorf("class of %q is %d, want %d", err, dtx.ClassOf(err), class)
-	}
-	for _, p := range parts {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error does not say %q: %v", p, err)
 		}
 	}
 }

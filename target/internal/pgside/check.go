@@ -2,12 +2,39 @@ package pgside
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"cbrepl/dtx"
 	"cbrepl/source"
 	"cbrepl/target"
 )
+
+// CheckAccess reports what keeps a role from reading and writing all rows of a
+// table: missing are the privileges that it lacks, where is " on the SERVER", or
+// empty where there is one server only.
+func CheckAccess(op string, t *target.Table, role, where string, missing []string, rowSecurity bool) []error {
+	var errs []error
+	add := func(hint, msg string) {
+		errs = append(errs, &dtx.Error{Op: op, Relation: t.String(), Msg: msg, Hint: hint, Class: dtx.ClassStop})
+	}
+	if len(missing) > 0 {
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(missing, ", "), TableName(t), QuoteIdent(role))
+		if slices.Contains(missing, SchemaUsage(t.Schema)) {
+			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", QuoteIdent(t.Schema), QuoteIdent(role))
+		}
+		add(hint, fmt.Sprintf("role %s lacks %s%s", role, strings.Join(missing, ", "), where))
+	}
+	if rowSecurity {
+		add(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", QuoteIdent(role)),
+			fmt.Sprintf("row security hides rows from role %s%s", role, where))
+	}
+	return errs
+}
+
+// SchemaUsage is what CheckAccess calls the privilege to use a schema.
+func SchemaUsage(schema string) string { return "USAGE on schema " + schema }
 
 // CheckTypes reports columns whose values would not come through unchanged.
 // typeNames are the target's types as format_type prints them, baseNames the same
@@ -61,4 +88,21 @@ func CheckBatch(op string, b *dtx.Batch, initialized bool, last uint64, at func(
 		}
 	}
 	return nil
+}
+
+// CheckFormat refuses the state tables of another version, on the server called
+// where: rows are those of cbrepl.state_format, known is the version that is
+// understood.
+func CheckFormat(op, where string, rows [][][]byte, known int64) error {
+	if len(rows) == 1 && Atoi(rows[0][0]) == known {
+		return nil
+	}
+	found := "no version"
+	if len(rows) > 0 {
+		found = "version " + string(rows[0][0])
+	}
+	return &dtx.Error{
+		Op: op, Msg: fmt.Sprintf("schema cbrepl of the %s has %s of its layout, this cbrepl knows %d", where, found, known),
+		Hint: "Run the cbrepl that wrote it", Class: dtx.ClassStop,
+	}
 }

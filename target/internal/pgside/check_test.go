@@ -41,6 +41,23 @@ func TestCheckTypes(t *testing.T) {
 	}
 }
 
+// Hints are statements that can be run as they stand.
+func TestCheckAccess(t *testing.T) {
+	tab := &target.Table{Schema: "app", Name: "T"}
+	if errs := CheckAccess("check", tab, "r", "", nil, false); len(errs) != 0 {
+		t.Error(errs)
+	}
+	errs := CheckAccess("check", tab, `o"r`, " on the shard 1", []string{"INSERT", "DELETE"}, true)
+	if len(errs) != 2 || !strings.HasSuffix(errs[0].Error(), `role o"r lacks INSERT, DELETE on the shard 1. GRANT INSERT, DELETE ON "app"."T" TO "o""r"`) ||
+		!strings.Contains(errs[1].Error(), `role o"r on the shard 1. ALTER ROLE "o""r" BYPASSRLS`) {
+		t.Errorf("%v", errs)
+	}
+	errs = CheckAccess("check", tab, "r", "", []string{"SELECT", SchemaUsage("app")}, false)
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), `GRANT USAGE ON SCHEMA "app" TO "r", and SELECT`) {
+		t.Errorf("%v", errs)
+	}
+}
+
 func TestCheckBatch(t *testing.T) {
 	at := func(c dtx.Content) (dtx.LSN, bool) { return 100, c == 0 }
 	for _, c := range []struct {
@@ -99,10 +116,10 @@ func TestReadTypes(t *testing.T) {
 	if err != nil || len(got) != 2 {
 		t.Fatalf("%d types, %v", len(got), err)
 	}
-	if c := got[4]; c.Cast != "s.int" || !c.NotNull || c.BaseName("s.short") != "int" || c.Type.Kind != router.DomainType || c.Type.Elem.Elem.OID != 3 {
+	if c := got[4]; c.Cast != "s.int" || !c.NotNull || c.base != "int" || c.Type.Kind != router.DomainType || c.Type.Elem.Elem.OID != 3 {
 		t.Errorf("domain %+v", c)
 	}
-	if c := got[1]; c.Type.Kind != router.ArrayType || c.Type.Elem.Kind != router.CompositeType || len(c.Type.Elem.Fields) != 2 || c.BaseName("s.pair[]") != "s.pair[]" {
+	if c := got[1]; c.Type.Kind != router.ArrayType || c.Type.Elem.Kind != router.CompositeType || len(c.Type.Elem.Fields) != 2 || c.domain {
 		t.Errorf("array %+v", c)
 	}
 	for oid, n := range asked {
@@ -140,6 +157,29 @@ func TestKeys(t *testing.T) {
 	} {
 		if i, u := IndexedKeys(tab(c.u), []int{1, 2}), UniqueKeys(tab(c.u), []int{1, 2}); i != c.indexed || u != c.unique {
 			t.Errorf("%+v: indexed %t, unique %t", c.u, i, u)
+		}
+	}
+}
+
+func TestSQL(t *testing.T) {
+	heap := &target.Table{Schema: "a", Name: `t"1`, Kind: target.Heap, Columns: []target.Column{{Name: "x"}, {Name: "Y"}}}
+	root := &target.Table{Schema: "a", Name: "p", Kind: target.PartitionRoot}
+	if got, want := CopySQL(heap, []int{1, 0}), `COPY "a"."t""1" ("Y", "x") FROM STDIN`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := TruncateSQL([]*target.Table{heap, root}, true), `TRUNCATE ONLY "a"."t""1", "a"."p" RESTART IDENTITY`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestCheckFormat(t *testing.T) {
+	version := func(s string) [][][]byte { return [][][]byte{{[]byte(s)}} }
+	if err := CheckFormat("open", "shard 1", version("3"), 3); err != nil {
+		t.Error(err)
+	}
+	for want, rows := range map[string][][][]byte{"has version 2 of": version("2"), "has no version of": nil} {
+		if err := CheckFormat("open", "shard 1", rows, 3); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the shard 1") {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }

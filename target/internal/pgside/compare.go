@@ -169,12 +169,3 @@ func within(u *target.Unique, cols []int) bool {
 	}
 	return true
 }
-
-// CopySQL is the COPY of some columns into a table.
-func CopySQL(t *target.Table, cols []int) string {
-	names := make([]string, len(cols))
-	for i, c := range cols {
-		names[i] = Column(t, c)
-	}
-	return "COPY " + TableName(t) + " (" + strings.Join(names, ", ") + ") FROM STDIN"
-}

@@ -7,6 +7,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/router"
+	"cbrepl/target"
 )
 
 // typeRow is a row of pg_type with what it refers to.
@@ -124,14 +125,6 @@ type ColumnType struct {
 	NotNull, HasDefault bool
 }
 
-// BaseName returns the printed type of a column with the domain looked through.
-func (c *ColumnType) BaseName(printed string) string {
-	if c.domain {
-		return c.base
-	}
-	return printed
-}
-
 // describe builds the description of a type out of all rows that it needs.
 // Domains over domains add up.
 func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
@@ -179,4 +172,26 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 		out.Kind, out.Elem = router.ArrayType, sub(t.elem)
 	}
 	return out
+}
+
+// ColumnOf makes a column of what the catalogue says of it, behind two columns of
+// r that tell which it is: attname, atttypid, attnotnull, atthasdef, attidentity,
+// attgenerated, its type as format_type prints it, and whether its collation is
+// nondeterministic. printed is that type, base the same with domains looked through.
+func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c target.Column, printed, base string) {
+	ty := types[OID(r[3])]
+	c = target.Column{
+		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
+		NotNull:          string(r[4]) == "t" || ty.NotNull,
+		Generated:        string(r[7]) != "",
+		IdentityAlways:   string(r[6]) == "a",
+		Nondeterministic: string(r[9]) == "t",
+	}
+	c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
+	printed = string(r[8])
+	base = printed
+	if ty.domain {
+		base = ty.base
+	}
+	return c, printed, base
 }
