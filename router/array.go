@@ -206,10 +206,10 @@ func (a *arrayReader) quoted(s *scratch, start int) ([]byte, error) {
 	for a.i < len(a.v) {
 		c := a.v[a.i]
 		a.i++
-		switch {
-		case c == '"':
+		switch c {
+		case '"':
 			return s.buf[mark:], nil
-		case c == '\\':
+		case '\\':
 			if a.end() {
 				return nil, errSyntax
 			}

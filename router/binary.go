@@ -188,8 +188,11 @@ func binaryInterval(v []byte) (interval, error) {
 
 // binaryInet reads family, mask length, a cidr flag, size and address.
 func binaryInet(v []byte) (a inetValue, err error) {
-	if len(v) < 4 || len(v) != 4+int(v[3]) ||
-		!(v[0] == 2 && v[3] == 4 && v[1] <= 32 || v[0] == 3 && v[3] == 16 && v[1] <= 128) {
+	if len(v) < 4 || len(v) != 4+int(v[3]) {
+		return a, errBinary
+	}
+	v4, v6 := v[0] == 2 && v[3] == 4 && v[1] <= 32, v[0] == 3 && v[3] == 16 && v[1] <= 128
+	if !v4 && !v6 {
 		return a, errBinary
 	}
 	a.key[0], a.key[1] = v[0], v[1]

@@ -41,7 +41,11 @@ func clusterPlacement(t *testing.T, dsn string) {
 	if _, err := conn.Exec(ctx, legacySessions[0]+"; drop schema if exists router_test cascade; create schema router_test; set search_path = router_test, public"); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Exec(context.Background(), "drop schema router_test cascade")
+	defer func() {
+		if _, err := conn.Exec(context.Background(), "drop schema router_test cascade"); err != nil {
+			t.Error(err)
+		}
+	}()
 
 	r := rand.New(rand.NewPCG(testSeed(t), 3))
 	types := keyTypes()
@@ -77,7 +81,7 @@ func clusterPlacement(t *testing.T, dsn string) {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
-		comparePlacement(t, ctx, conn, rt, table, sql, gens, r)
+		comparePlacement(ctx, t, conn, rt, table, sql, gens, r)
 	}
 }
 
@@ -105,7 +109,7 @@ func keyTypes() []property {
 }
 
 // comparePlacement fills the table and compares row by row.
-func comparePlacement(t *testing.T, ctx context.Context, conn *pgx.Conn, rt *router.Router, table, sql string, gens []gen, r *rand.Rand) {
+func comparePlacement(ctx context.Context, t *testing.T, conn *pgx.Conn, rt *router.Router, table, sql string, gens []gen, r *rand.Rand) {
 	t.Helper()
 	var rows []string
 	for range 200 {

@@ -233,11 +233,11 @@ func (c *cursor) offset(rule zoneRule) (int, error) {
 	if h > 15 || m > 59 || s > 59 { // MAX_TZDISP_HOUR
 		return 0, errRange
 	}
-	if t := (h*60+m)*60 + s; neg {
-		return -t, nil
-	} else {
-		return t, nil
+	t := (h*60+m)*60 + s
+	if neg {
+		t = -t
 	}
+	return t, nil
 }
 
 // parseTimetz reads a time with time zone: microseconds since local midnight

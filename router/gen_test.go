@@ -64,16 +64,14 @@ func genFloat4(r *rand.Rand) string {
 func genDigits(r *rand.Rand, n int) string {
 	b := make([]byte, 0, n)
 	for len(b) < n {
-		run, d := 1+r.IntN(6), byte('0'+r.IntN(10))
-		kind := r.IntN(4)
+		run, kind := 1+r.IntN(6), r.IntN(4)
 		for ; run > 0 && len(b) < n; run-- {
+			d := byte('0' + r.IntN(10))
 			switch kind {
 			case 0:
 				d = '0'
 			case 1:
 				d = '9'
-			default:
-				d = byte('0' + r.IntN(10))
 			}
 			b = append(b, d)
 		}

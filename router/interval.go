@@ -245,7 +245,7 @@ func (iv *interval) addQuantity(q quantity, u unit, negate bool) error {
 func parseISOInterval(v []byte) (interval, error) {
 	var iv interval
 	c := cursor{v: v}
-	inTime, any := false, false
+	inTime, some := false, false
 	for !c.end() {
 		if !inTime && c.skip('T') {
 			inTime = true
@@ -263,9 +263,9 @@ func parseISOInterval(v []byte) (interval, error) {
 		if err := iv.addQuantity(q, u, false); err != nil {
 			return iv, err
 		}
-		any = true
+		some = true
 	}
-	if !any {
+	if !some {
 		return iv, errSyntax
 	}
 	return iv, nil

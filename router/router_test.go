@@ -104,7 +104,8 @@ func TestUnknownHashesAreRefusedByName(t *testing.T) {
 
 func TestNewReportsEveryProblem(t *testing.T) {
 	_, err := New(Policy{Kind: Hash, NumSegments: 10001, Columns: []Column{
-		{Name: "a", Type: mustType(t, "json")}, {Name: "b", Type: mustType(t, "int4")}, {Name: "c", Type: mustType(t, "point")}}})
+		{Name: "a", Type: mustType(t, "json")}, {Name: "b", Type: mustType(t, "int4")}, {Name: "c", Type: mustType(t, "point")},
+	}})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -434,14 +435,14 @@ func TestNoAllocations(t *testing.T) {
 	}
 	r := mustRouter(t, 3, "text", "int4")
 	k := key("abc", "5")
-	if n := testing.AllocsPerRun(500, func() { r.Segment(k) }); n != 0 {
+	if n := testing.AllocsPerRun(500, func() { _, _ = r.Segment(k) }); n != 0 {
 		t.Errorf("text, int4: %v allocations a row", n)
 	}
 	if n := testing.AllocsPerRun(500, func() { r.SegmentOfIdentity(k) }); n != 0 {
 		t.Errorf("identity: %v allocations a row", n)
 	}
 	vals := []Value{{Data: []byte("abc"), Binary: true}, {Data: []byte{0, 0, 0, 5}, Binary: true}}
-	if n := testing.AllocsPerRun(500, func() { r.SegmentValues(vals) }); n != 0 {
+	if n := testing.AllocsPerRun(500, func() { _, _ = r.SegmentValues(vals) }); n != 0 {
 		t.Errorf("binary: %v allocations a row", n)
 	}
 }
@@ -483,8 +484,10 @@ func TestMoney(t *testing.T) {
 		}
 	}
 	// Other locales: the same characters mean other amounts.
-	for _, text := range []string{"", "$", "1.234,56 €", "€1.50", "$1.234", "$12", "1,23", "$1,23", "1,234", "12,34.50", "$1,2345.00", "1.5", "1.", ".50", "￥1,234", "1'234.50", "--1.50", "$-1.50",
-		"92233720368547758.08", "92233720368547758080.00"} {
+	for _, text := range []string{
+		"", "$", "1.234,56 €", "€1.50", "$1.234", "$12", "1,23", "$1,23", "1,234", "12,34.50", "$1,2345.00", "1.5", "1.", ".50", "￥1,234", "1'234.50", "--1.50", "$-1.50",
+		"92233720368547758.08", "92233720368547758080.00",
+	} {
 		if got, err := parseMoney([]byte(text)); err == nil {
 			t.Errorf("%q is read as %d", text, got)
 		}

@@ -228,9 +228,11 @@ func hashInt2Vector(v []byte) (uint32, error) {
 
 // u16, u32 and u64 push little-endian integers.
 func (s *scratch) u16(x uint16) { s.buf = append(s.buf, byte(x), byte(x>>8)) }
+
 func (s *scratch) u32(x uint32) {
 	s.buf = append(s.buf, byte(x), byte(x>>8), byte(x>>16), byte(x>>24))
 }
+
 func (s *scratch) u64(x uint64) {
 	s.u32(uint32(x))
 	s.u32(uint32(x >> 32))

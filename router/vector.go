@@ -127,7 +127,7 @@ func StoredText(typeName, text string) ([]byte, error) {
 		return []byte(text), nil
 	}
 	n := mod[0]
-	fits := true
+	var fits bool
 	switch kind {
 	case "bpchar":
 		for length := utf8.RuneCountInString(text); length < n; length++ {

@@ -42,7 +42,7 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	binary = filepath.Join(dir, "cbrepl")
 	out, err := exec.Command("go", "build", "-o", binary, "cbrepl/cmd/cbrepl").CombinedOutput()
 	if err != nil {

@@ -109,9 +109,15 @@ func shapes() []shape {
 		src, dst router.PolicyKind
 		segs     int
 	}{
-		{"hh", router.Hash, router.Hash, 0}, {"hr", router.Hash, router.Random, 0}, {"hp", router.Hash, router.Replicated, 0},
-		{"rr", router.Random, router.Random, 0}, {"rh", router.Random, router.Hash, 0}, {"pp", router.Replicated, router.Replicated, 0},
-		{"ph", router.Replicated, router.Hash, 0}, {"pr", router.Replicated, router.Random, 0}, {"h1", router.Hash, router.Hash, 1},
+		{"hh", router.Hash, router.Hash, 0},
+		{"hr", router.Hash, router.Random, 0},
+		{"hp", router.Hash, router.Replicated, 0},
+		{"rr", router.Random, router.Random, 0},
+		{"rh", router.Random, router.Hash, 0},
+		{"pp", router.Replicated, router.Replicated, 0},
+		{"ph", router.Replicated, router.Hash, 0},
+		{"pr", router.Replicated, router.Random, 0},
+		{"h1", router.Hash, router.Hash, 1},
 	}
 	for _, p := range pairs {
 		s := lab.Table{Name: "public.k_" + p.name, Columns: plain, Kind: p.src}

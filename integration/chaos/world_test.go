@@ -222,13 +222,13 @@ func (w *world) configure(ctx context.Context) error {
 }
 
 // edit changes the subscription's file.
-func (w *world) edit(old, new string) {
+func (w *world) edit(from, to string) {
 	b, err := os.ReadFile(w.file)
-	if err == nil && !strings.Contains(string(b), old) {
-		err = fmt.Errorf("no %q in the configuration", old)
+	if err == nil && !strings.Contains(string(b), from) {
+		err = fmt.Errorf("no %q in the configuration", from)
 	}
 	if err == nil {
-		err = os.WriteFile(w.file, []byte(strings.ReplaceAll(string(b), old, new)), 0o600)
+		err = os.WriteFile(w.file, []byte(strings.ReplaceAll(string(b), from, to)), 0o600)
 	}
 	if err != nil {
 		w.problem("%v", err)

@@ -12,8 +12,10 @@ import (
 // Prepared statements outlive batches, a change of the table and their own
 // number, and end with their connection.
 func TestMirrorPrepared(t *testing.T) {
-	m := mustMirror(t, mirrorConfig{shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text, n int)`,
-		policies: map[string]string{"app.t": "hash id"}})
+	m := mustMirror(t, mirrorConfig{
+		shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v text, n int)`,
+		policies: map[string]string{"app.t": "hash id"},
+	})
 	count := func() int {
 		t.Helper()
 		res := m.tg.shards[0].conn.ExecParams(t.Context(), "SELECT count(*) FROM pg_prepared_statements", nil, nil, nil, nil).Read()
@@ -50,7 +52,7 @@ func TestMirrorPrepared(t *testing.T) {
 	var s statements
 	for i := range 2*preparedMax + 10 {
 		q := query{keyed: true}
-		fmt.Fprintf(&q, "SELECT %d", i)
+		q.format("SELECT %d", i)
 		if res := s.run(t.Context(), conn, &q, 1); res.Err != nil || string(res.Rows[0][0]) != fmt.Sprint(i) {
 			t.Fatalf("statement %d: %v", i, res.Err)
 		}
