@@ -22,7 +22,10 @@ type gatherer struct {
 	// gatherAfter on, rows are gathered. thin counts gathered reads in a row that
 	// were hardly worth it.
 	small, thin int
-	last        time.Time // of the last read
+	// plenty is set when the last read brought so much that the sender was likely
+	// waiting for room: the next is not put off.
+	plenty bool
+	last   time.Time // of the last read
 }
 
 // socket is what the gatherer asks of a kernel's socket.
@@ -40,6 +43,7 @@ const (
 	closeReads  = 10 * time.Millisecond // reads farther apart are no burst
 	thinRead    = 4 << 10               // bytes of a gathered read
 	thinMost    = 4                     // thin reads in a row that end the gathering
+	plentyRead  = 16 << 10              // bytes; no more than half of what a near connection's buffer takes
 	quietBytes  = 128 << 10             // while rows are gathered, nobody is woken for less
 )
 
@@ -51,7 +55,9 @@ func newGatherer(conn net.Conn) *gatherer {
 func (g *gatherer) Read(p []byte) (int, error) {
 	if g.small >= gatherAfter {
 		g.wakeAt(quietBytes)
-		time.Sleep(gatherFor)
+		if !g.plenty {
+			time.Sleep(gatherFor)
+		}
 		if g.sock != nil {
 			if n, err := g.sock.tryRead(p); n > 0 || err != nil {
 				g.note(n)
@@ -71,7 +77,7 @@ func (g *gatherer) note(n int) {
 	if now.Sub(g.last) >= closeReads {
 		g.small = 0
 	}
-	g.last = now
+	g.last, g.plenty = now, n >= plentyRead && g.small >= gatherAfter
 	switch {
 	case g.small < gatherAfter:
 		if n <= smallRead {

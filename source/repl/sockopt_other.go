@@ -15,3 +15,5 @@ func controlUserTimeout(time.Duration) func(network, address string, c syscall.R
 }
 
 func socketOf(net.Conn) socket { return nil }
+
+func bufferAtSender(net.Conn) {}

@@ -90,6 +90,7 @@ func newStream(ctx context.Context, cfg Config, server Server, slot Slot, conn n
 	s.heard.Store(now)
 	_ = conn.SetDeadline(time.Time{}) // the handshake's
 	in.r = s.gather
+	bufferAtSender(conn)
 	// Cancellation ends a Read at once. Next checks the context after setting its
 	// own deadline, so this one cannot be overwritten unnoticed.
 	hooked := make(chan struct{})
