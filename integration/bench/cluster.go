@@ -2,18 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,8 +21,9 @@ import (
 )
 
 const (
-	slot       = "cbrepl_bench"
-	decodeSlot = "bench_decode"
+	slot       = "cbrepl_bench" // of the daemon
+	decodeSlot = "bench_decode" // of pg_recvlogical
+	origin     = "bench_origin" // where the changes of a phase begin; read by nobody
 	columns    = "id bigint primary key, grp integer, filler text, at timestamptz"
 	int8OID    = 20
 )
@@ -41,6 +38,7 @@ type bench struct {
 	pub, sub         *lab.Server
 	dir, conf        string
 	addr             string
+	subscriptions    int
 	bySegment, shard [][]int64 // ids by placement
 }
 
@@ -63,15 +61,21 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 	if b.pub, err = b.lab.StartServer(ctx, "publisher", nil); err != nil {
 		return b, err
 	}
-	if b.sub, err = b.lab.StartServer(ctx, "subscriber", nil); err != nil {
+	if b.sub, err = b.lab.StartServer(ctx, "subscriber", map[string]string{"wal_retrieve_retry_interval": "100ms"}); err != nil {
 		return b, err
 	}
-	t := lab.Table{Name: "bench", Columns: columns, Key: []string{"id"}}
-	if err := b.src.CreateTable(ctx, t); err != nil {
-		return b, err
+	tables := []string{"bench"}
+	for r := range o.rounds {
+		tables = append(tables, backlog(r))
 	}
-	if err := b.dst.CreateTable(ctx, t); err != nil {
-		return b, err
+	for _, name := range tables {
+		t := lab.Table{Name: name, Columns: columns, Key: []string{"id"}}
+		if err := b.src.CreateTable(ctx, t); err != nil {
+			return b, err
+		}
+		if err := b.dst.CreateTable(ctx, t); err != nil {
+			return b, err
+		}
 	}
 	for _, s := range []*lab.Server{b.pub, b.sub} {
 		if err := s.Exec(ctx, "CREATE TABLE bench ("+columns+")"); err != nil {
@@ -81,22 +85,10 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 	if err := b.pub.Exec(ctx, "CREATE PUBLICATION bench FOR TABLE bench"); err != nil {
 		return b, err
 	}
-	err = b.sub.Exec(ctx, fmt.Sprintf("CREATE SUBSCRIPTION bench CONNECTION '%s' PUBLICATION bench WITH (copy_data = false, enabled = false, create_slot = false, slot_name = 'bench')", b.pub.DSN()))
-	if err != nil {
+	if b.dir, err = os.MkdirTemp("", "cbrepl-bench-"); err != nil {
 		return b, err
 	}
-	if err := b.pub.Exec(ctx, "SELECT pg_create_logical_replication_slot('bench', 'pgoutput')"); err != nil {
-		return b, err
-	}
-	for _, s := range []string{slot, decodeSlot} {
-		if err := b.src.CreateSlots(ctx, s, false); err != nil {
-			return b, err
-		}
-	}
-	if err := b.place(); err != nil {
-		return b, err
-	}
-	return b, b.configure(ctx)
+	return b, b.place()
 }
 
 func (b *bench) close() {
@@ -139,12 +131,9 @@ func (b *bench) place() error {
 	return err
 }
 
-// configure writes the subscription file and prepares the target.
+// configure makes a new subscription that reads the slots named slot, and
+// prepares the target for it.
 func (b *bench) configure(ctx context.Context) error {
-	var err error
-	if b.dir, err = os.MkdirTemp("", "cbrepl-bench-"); err != nil {
-		return err
-	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -153,6 +142,8 @@ func (b *bench) configure(ctx context.Context) error {
 	if err := l.Close(); err != nil {
 		return err
 	}
+	b.subscriptions++
+	name := fmt.Sprintf("bench_%d", b.subscriptions)
 	var y strings.Builder
 	nodes := func(key string, dsns []string) {
 		fmt.Fprintf(&y, "  %s:\n", key)
@@ -160,12 +151,12 @@ func (b *bench) configure(ctx context.Context) error {
 			fmt.Fprintf(&y, "    - {content: %d, dsn: %q}\n", i, d)
 		}
 	}
-	fmt.Fprintf(&y, "subscription: bench\nsource:\n  coordinator: {dsn: %q}\n  slot: %s\n  publication: %s\n", b.src.DSN(), slot, b.src.Publication())
+	fmt.Fprintf(&y, "subscription: %s\nsource:\n  coordinator: {dsn: %q}\n  slot: %s\n  publication: %s\n", name, b.src.DSN(), slot, b.src.Publication())
 	nodes("segments", b.src.SegmentDSNs())
 	fmt.Fprintf(&y, "target:\n  kind: shards\n  coordinator: {dsn: %q}\n", b.dst.DSN())
 	nodes("shards", b.dst.SegmentDSNs())
-	fmt.Fprintf(&y, "spool: {dir: %q}\nhttp: {listen: %q}\nlog: {level: warn}\n", filepath.Join(b.dir, "spool"), b.addr)
-	b.conf = filepath.Join(b.dir, "subscription.yaml")
+	fmt.Fprintf(&y, "spool: {dir: %q}\nhttp: {listen: %q}\nlog: {level: warn}\n", filepath.Join(b.dir, name), b.addr)
+	b.conf = filepath.Join(b.dir, name+".yaml")
 	if err := os.WriteFile(b.conf, []byte(y.String()), 0o600); err != nil {
 		return err
 	}
@@ -184,20 +175,23 @@ func row(id int64, gen int) []any {
 	return []any{id, int32(id % 97), fmt.Sprintf("%0100d", id*31+int64(gen)), time.Unix(1700000000+id, 0)}
 }
 
-// loadInserts writes the rows to the source by distributed transactions over
-// all segments, and to the publisher.
-func (b *bench) loadInserts(ctx context.Context) error {
-	cols := []string{"id", "grp", "filler", "at"}
-	copyIDs := func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
-		_, err := conn.CopyFrom(ctx, pgx.Identifier{"bench"}, cols, pgx.CopyFromSlice(len(ids), func(i int) ([]any, error) {
-			return row(ids[i], 0), nil
-		}))
-		return err
-	}
-	err := b.perChunk(ctx, b.o.rows, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
-		return copyIDs(ctx, conn, ids)
+func copyIDs(ctx context.Context, conn *pgx.Conn, table string, ids []int64) error {
+	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, []string{"id", "grp", "filler", "at"},
+		pgx.CopyFromSlice(len(ids), func(i int) ([]any, error) { return row(ids[i], 0), nil }))
+	return err
+}
+
+// loadSource writes the rows to the source by distributed transactions over all
+// segments.
+func (b *bench) loadSource(ctx context.Context, table string) error {
+	return b.perChunk(ctx, b.o.rows, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+		return copyIDs(ctx, conn, table, ids)
 	})
-	if err != nil {
+}
+
+// loadInserts writes the rows to the source and to the publisher.
+func (b *bench) loadInserts(ctx context.Context) error {
+	if err := b.loadSource(ctx, "bench"); err != nil {
 		return err
 	}
 	conn, err := pgx.Connect(ctx, b.pub.DSN())
@@ -210,7 +204,7 @@ func (b *bench) loadInserts(ctx context.Context) error {
 		for i := id; i < min(id+3*chunk, b.o.rows); i++ {
 			ids = append(ids, int64(i))
 		}
-		if err := copyIDs(ctx, conn, ids); err != nil {
+		if err := copyIDs(ctx, conn, "bench", ids); err != nil {
 			return err
 		}
 	}
@@ -281,24 +275,19 @@ func (b *bench) loadDeletes(ctx context.Context) error {
 
 // decodeOnly lets three pg_recvlogical read the segments' slots side by side.
 func (b *bench) decodeOnly(ctx context.Context) (figure, error) {
-	ends := make([]string, 3)
-	for c := range ends {
-		conn, err := pgx.Connect(ctx, b.src.SegmentDSNs()[c])
-		if err != nil {
-			return figure{}, err
-		}
-		err = conn.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&ends[c])
-		_ = conn.Close(ctx)
-		if err != nil {
-			return figure{}, err
-		}
+	if err := b.slots(ctx, decodeSlot); err != nil {
+		return figure{}, err
+	}
+	ends, err := walEnds(ctx, b.src.SegmentDSNs())
+	if err != nil {
+		return figure{}, err
 	}
 	start := time.Now()
 	g, gctx := errgroup.WithContext(ctx)
 	for c, dsn := range b.src.SegmentDSNs() {
 		g.Go(func() error {
 			out, err := exec.CommandContext(gctx, filepath.Join(b.lab.BinDir(), "pg_recvlogical"), "-d", dsn, "-S", decodeSlot,
-				"--start", "-f", "/dev/null", "--endpos", ends[c], "--no-loop", "-o", "proto_version=2", "-o", "streaming=on",
+				"--start", "-f", "/dev/null", "--endpos", ends[c].String(), "--no-loop", "-o", "proto_version=2", "-o", "streaming=on",
 				"-o", "messages=true", "-o", "publication_names="+b.src.Publication()).CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -306,83 +295,12 @@ func (b *bench) decodeOnly(ctx context.Context) (figure, error) {
 			return nil
 		})
 	}
-	err := g.Wait()
+	err = g.Wait()
 	return figure{rows: int64(b.o.rows), elapsed: time.Since(start)}, err
 }
 
-// catchUp runs the daemon from its start until it has applied n changes.
-func (b *bench) catchUp(ctx context.Context, n int64) (f figure, err error) {
-	cmd := exec.Command(b.o.binary, "run", "-c", b.conf)
-	cmd.Stderr = os.Stderr
-	before, err := b.usage()
-	if err != nil {
-		return f, err
-	}
-	start := time.Now()
-	if err := cmd.Start(); err != nil {
-		return f, err
-	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
-	defer func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if e := <-done; err == nil && e != nil {
-			err = e
-		}
-	}()
-	senders := newCPUWatch(ctx, b.src)
-	f.rows = n
-	for {
-		select {
-		case e := <-done:
-			done <- nil
-			return f, fmt.Errorf("the daemon ended: %w", e)
-		case <-ctx.Done():
-			return f, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-		senders.sample()
-		rows, err := b.appliedRows()
-		if err != nil {
-			continue // not up yet
-		}
-		if rows >= n {
-			f.elapsed = time.Since(start)
-			break
-		}
-	}
-	senders.sample()
-	f.walsenders = senders.total()
-	after, err := b.usage()
-	if err != nil {
-		return f, err
-	}
-	f.source, f.target = after.source-before.source, after.target-before.target
-	f.idle = float64(after.idle-before.idle) / float64(after.at.Sub(before.at)*time.Duration(runtime.NumCPU()))
-	if f.cpu, err = cpuTime(cmd.Process.Pid); err != nil {
-		return f, err
-	}
-	f.peakRSS, err = peakRSS(cmd.Process.Pid)
-	return f, err
-}
-
-func (b *bench) appliedRows() (int64, error) {
-	resp, err := http.Get("http://" + b.addr + "/status")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	var r struct {
-		Applied struct {
-			Rows int64 `json:"rows"`
-		} `json:"applied"`
-	}
-	err = json.NewDecoder(resp.Body).Decode(&r)
-	return r.Applied.Rows, err
-}
-
-// builtin lets the subscriber catch up; it has when the publisher's slot has
-// confirmed everything.
+// builtin measures a new subscription on the subscriber until the publisher's
+// slot has confirmed everything.
 func (b *bench) builtin(ctx context.Context, n int64) (figure, error) {
 	conn, err := pgx.Connect(ctx, b.pub.DSN())
 	if err != nil {
@@ -393,23 +311,30 @@ func (b *bench) builtin(ctx context.Context, n int64) (figure, error) {
 	if err := conn.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&end); err != nil {
 		return figure{}, err
 	}
-	start := time.Now()
+	if _, err := conn.Exec(ctx, "SELECT pg_copy_logical_replication_slot($1, 'bench')", origin); err != nil {
+		return figure{}, err
+	}
+	err = b.sub.Exec(ctx, fmt.Sprintf("CREATE SUBSCRIPTION bench CONNECTION '%s' PUBLICATION bench WITH (copy_data = false, enabled = false, create_slot = false, slot_name = 'bench')", b.pub.DSN()))
+	if err != nil {
+		return figure{}, err
+	}
 	if err := b.sub.Exec(ctx, "ALTER SUBSCRIPTION bench ENABLE"); err != nil {
 		return figure{}, err
 	}
+	connected := time.Now()
 	for caught := false; !caught; {
 		select {
 		case <-ctx.Done():
 			return figure{}, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
 		}
-		err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(replay_lsn >= $1::pg_lsn), false) FROM pg_stat_replication", end).Scan(&caught)
+		err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(replay_lsn >= $1::pg_lsn), false), coalesce(min(backend_start), now()) FROM pg_stat_replication", end).Scan(&caught, &connected)
 		if err != nil {
 			return figure{}, err
 		}
 	}
-	f := figure{rows: n, elapsed: time.Since(start)}
-	return f, b.sub.Exec(ctx, "ALTER SUBSCRIPTION bench DISABLE")
+	f := figure{rows: n, elapsed: time.Since(connected)}
+	return f, b.sub.Exec(ctx, "DROP SUBSCRIPTION bench") // and its slot
 }
 
 // plainCopy copies the same rows straight into an equal table on the shards.
@@ -434,7 +359,7 @@ func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 				return err
 			}
 			defer func() { _ = conn.Close(context.Background()) }()
-			if _, err := conn.Exec(gctx, "CREATE TABLE bench_copy ("+columns+")"); err != nil {
+			if _, err := conn.Exec(gctx, "DROP TABLE IF EXISTS bench_copy; CREATE TABLE bench_copy ("+columns+")"); err != nil {
 				return err
 			}
 			tag, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY bench_copy FROM STDIN")

@@ -116,9 +116,9 @@ type Apply struct {
 // Batch limits one target transaction. A transaction larger than a limit is a
 // batch of its own.
 type Batch struct {
-	// MaxRows in rows, default 100000.
+	// MaxRows in rows, default 1000000.
 	MaxRows int64 `mapstructure:"max_rows"`
-	// MaxBytes of raw row data, default 64MiB.
+	// MaxBytes of raw row data, default 256MiB.
 	MaxBytes Bytes `mapstructure:"max_bytes"`
 	// MaxDtxs in distributed transactions, default 5000.
 	MaxDtxs int `mapstructure:"max_dtxs"`
@@ -186,8 +186,8 @@ func defaults() map[string]any {
 		"target.kind":            Shards,
 		"apply.on_conflict":      Stop,
 		"apply.fire_triggers":    false,
-		"batch.max_rows":         100000,
-		"batch.max_bytes":        "64MiB",
+		"batch.max_rows":         1000000,
+		"batch.max_bytes":        "256MiB",
 		"batch.max_dtxs":         5000,
 		"batch.max_delay":        "0s",
 		"spool.max_bytes":        "8GiB",

@@ -44,7 +44,7 @@ func TestDefaults(t *testing.T) {
 	}
 	if c.Source.Slot != "cbrepl_dr_site" || c.Source.Publication != "cbrepl_pub" ||
 		c.Source.CommitPrefix != "cbrepl.commit" || !c.Source.Streaming || c.Source.TwoPhase ||
-		c.Batch.MaxBytes != 64<<20 || c.Spool.MaxBytes != 8<<30 || c.ShutdownGrace != 5*time.Second ||
+		c.Batch.MaxBytes != 256<<20 || c.Spool.MaxBytes != 8<<30 || c.ShutdownGrace != 5*time.Second ||
 		c.Source.StatusInterval != 2*time.Second || c.OnStop != Exit {
 		t.Fatalf("defaults: %+v", c)
 	}
