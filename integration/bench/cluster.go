@@ -39,7 +39,7 @@ type bench struct {
 	dir, conf        string
 	addr             string
 	subscriptions    int
-	bySegment, shard [][]int64 // ids by placement
+	bySegment, shard [][]int64 // ids by placement; on the shards in the order of the source's commits
 }
 
 func newBench(ctx context.Context, o options) (b *bench, err error) {
@@ -104,31 +104,70 @@ func (b *bench) close() {
 
 // place computes where every id lives on both clusters.
 func (b *bench) place() error {
-	split := func(n int) ([][]int64, error) {
-		typ, ok := router.BuiltinType(int8OID)
-		if !ok {
-			return nil, fmt.Errorf("the router does not know bigint")
-		}
-		r, err := router.New(router.Policy{Kind: router.Hash, NumSegments: n, Columns: []router.Column{{Name: "id", Type: typ}}})
-		if err != nil {
-			return nil, err
-		}
-		out := make([][]int64, n)
-		for id := range int64(b.o.rows) {
-			c, err := r.Segment([][]byte{strconv.AppendInt(nil, id, 10)})
-			if err != nil {
-				return nil, err
-			}
-			out[c] = append(out[c], id)
-		}
-		return out, nil
-	}
-	var err error
-	if b.bySegment, err = split(3); err != nil {
+	segment, err := idRouter(3)
+	if err != nil {
 		return err
 	}
-	b.shard, err = split(2)
-	return err
+	shard, err := idRouter(2)
+	if err != nil {
+		return err
+	}
+	b.bySegment, b.shard = make([][]int64, 3), make([][]int64, 2)
+	for id := range int64(b.o.rows) {
+		c, err := segment(id)
+		if err != nil {
+			return err
+		}
+		b.bySegment[c] = append(b.bySegment[c], id)
+	}
+	return b.chunks(b.o.rows, func(parts [][]int64) error {
+		for _, part := range parts {
+			for _, id := range part {
+				s, err := shard(id)
+				if err != nil {
+					return err
+				}
+				b.shard[s] = append(b.shard[s], id)
+			}
+		}
+		return nil
+	})
+}
+
+// idRouter routes ids on a cluster of n segments.
+func idRouter(n int) (func(int64) (dtx.Content, error), error) {
+	typ, ok := router.BuiltinType(int8OID)
+	if !ok {
+		return nil, fmt.Errorf("the router does not know bigint")
+	}
+	r, err := router.New(router.Policy{Kind: router.Hash, NumSegments: n, Columns: []router.Column{{Name: "id", Type: typ}}})
+	if err != nil {
+		return nil, err
+	}
+	return func(id int64) (dtx.Content, error) {
+		return r.Segment([][]byte{strconv.AppendInt(nil, id, 10)})
+	}, nil
+}
+
+// chunks calls f with the ids below limit as transactions write them: one chunk
+// per segment.
+func (b *bench) chunks(limit int, f func(parts [][]int64) error) error {
+	for from := 0; ; from += chunk {
+		parts := make([][]int64, len(b.bySegment))
+		found := false
+		for c, ids := range b.bySegment {
+			for i := from; i < min(from+chunk, len(ids)) && ids[i] < int64(limit); i++ {
+				parts[c] = append(parts[c], ids[i])
+				found = true
+			}
+		}
+		if !found {
+			return nil
+		}
+		if err := f(parts); err != nil {
+			return err
+		}
+	}
 }
 
 // configure makes a new subscription that reads the slots named slot, and
@@ -211,21 +250,14 @@ func (b *bench) loadInserts(ctx context.Context) error {
 	return nil
 }
 
-// perChunk runs f over the ids below limit, as distributed transactions of one
-// chunk per segment.
+// perChunk runs f over the ids below limit, as distributed transactions.
 func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context, *pgx.Conn, []int64) error) error {
-	for from := 0; ; from += chunk {
-		found := false
-		err := b.src.Do(ctx, func(tx *lab.Tx) error {
-			for c, ids := range b.bySegment {
-				var part []int64
-				for i := from; i < min(from+chunk, len(ids)) && ids[i] < int64(limit); i++ {
-					part = append(part, ids[i])
-				}
+	return b.chunks(limit, func(parts [][]int64) error {
+		return b.src.Do(ctx, func(tx *lab.Tx) error {
+			for c, part := range parts {
 				if len(part) == 0 {
 					continue
 				}
-				found = true
 				conn, err := tx.Conn(ctx, dtx.Content(c))
 				if err != nil {
 					return err
@@ -236,13 +268,7 @@ func (b *bench) perChunk(ctx context.Context, limit int, f func(context.Context,
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if !found {
-			return nil
-		}
-	}
+	})
 }
 
 func (b *bench) loadUpdates(ctx context.Context) error {
@@ -337,7 +363,8 @@ func (b *bench) builtin(ctx context.Context, n int64) (figure, error) {
 	return f, b.sub.Exec(ctx, "DROP SUBSCRIPTION bench") // and its slot
 }
 
-// plainCopy copies the same rows straight into an equal table on the shards.
+// plainCopy copies the same rows in the same order straight into an equal table
+// on the shards.
 func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 	bodies := make([]string, len(b.shard))
 	for s, ids := range b.shard {
