@@ -289,14 +289,14 @@ func (b *bench) loadUpdates(ctx context.Context) error {
 }
 
 func (b *bench) loadDeletes(ctx context.Context) error {
-	err := b.perChunk(ctx, b.o.updates, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
+	err := b.perChunk(ctx, b.o.rows, func(ctx context.Context, conn *pgx.Conn, ids []int64) error {
 		_, err := conn.Exec(ctx, "DELETE FROM bench WHERE id = ANY($1)", ids)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return b.pub.Exec(ctx, fmt.Sprintf("DELETE FROM bench WHERE id < %d", b.o.updates))
+	return b.pub.Exec(ctx, fmt.Sprintf("DELETE FROM bench WHERE id < %d", b.o.rows))
 }
 
 // decodeOnly lets three pg_recvlogical read the segments' slots side by side.

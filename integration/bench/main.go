@@ -90,6 +90,6 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	return changed(fmt.Sprintf("delete-heavy (one round): %d rows deleted", o.updates),
-		phase{load: b.loadDeletes, n: int64(o.updates), rounds: 1})
+	return changed(fmt.Sprintf("delete-heavy (one round): %d rows deleted", o.rows),
+		phase{load: b.loadDeletes, n: int64(o.rows), rounds: 1})
 }
