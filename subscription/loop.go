@@ -76,12 +76,14 @@ type loopOptions struct {
 // Between each two of these steps the process may die. Everything needed to go
 // on is on the target and in the source's slots.
 type loop struct {
-	o      loopOptions
-	m      *machine
-	gate   *gate
-	events chan dtx.Event
-	jobs   chan job
-	outs   chan outcome
+	o    loopOptions
+	m    *machine
+	gate *gate
+	// progress is the spool as the target reads it.
+	progress *progress
+	events   chan dtx.Event
+	jobs     chan job
+	outs     chan outcome
 
 	busy     bool // a job is with the worker
 	needed   []dtx.Content
@@ -121,7 +123,8 @@ func newLoop(o loopOptions) (*loop, error) {
 	}
 	l := &loop{
 		o: o, m: newMachine(eng, o.State, o.Limits, o.Now()), gate: newGate(),
-		events: make(chan dtx.Event, eventQueue), jobs: make(chan job), outs: make(chan outcome, 1),
+		progress: &progress{rows: o.Spool},
+		events:   make(chan dtx.Event, eventQueue), jobs: make(chan job), outs: make(chan outcome, 1),
 		reported: map[dtx.Content]dtx.LSN{}, since: map[dtx.GXID]time.Time{}, conflicts: map[string]int64{},
 	}
 	o.Board.Positions(o.State.Batch, o.State.Positions)
@@ -204,7 +207,7 @@ func (l *loop) work(ctx context.Context) {
 			if out.fatal = faultinject.Point(faultTaken); out.fatal != nil {
 				break
 			}
-			out.result, out.err = l.o.Target.Apply(ctx, j.batch, l.o.Spool)
+			out.result, out.err = l.o.Target.Apply(ctx, j.batch, l.progress)
 			if out.err == nil {
 				out.fatal = faultinject.Point(faultCommitted)
 			}
@@ -305,7 +308,12 @@ func (l *loop) startJob(now time.Time) (wake time.Time, err error) {
 	if l.m.attempt > 1 || j.kind == jobOpen {
 		activity = status.Retrying
 	}
-	l.o.Board.Target(activity, l.m.attempt, errText(l.m.cause), now)
+	doing := status.Target{Activity: activity, Attempt: l.m.attempt, Error: errText(l.m.cause)}
+	if j.kind == jobApply {
+		doing.Batch, doing.Rows = j.batch.Seq, j.batch.Rows
+	}
+	l.progress.read.Store(0)
+	l.o.Board.Target(doing, now)
 	l.busy = true
 	l.jobs <- j // the worker is idle: it takes the job at once
 	return wake, nil
@@ -349,7 +357,7 @@ func (l *loop) outcome(out outcome) error {
 		}
 	}
 	l.o.Board.BatchApplied(&e.batch, e.result.Rows, e.result.Conflicts, now)
-	l.o.Board.Target(status.Idle, 0, "", now)
+	l.o.Board.Target(status.Target{Activity: status.Idle}, now)
 	l.countConflicts(e.result.Conflicts, now)
 	if attempt > 1 {
 		l.o.Log.Info("target is back", LogBatch, e.batch.Seq, LogAttempt, attempt)
@@ -368,7 +376,7 @@ func (l *loop) troubled(out outcome, attempt, wasNarrow int, now time.Time) {
 		}
 		return
 	}
-	l.o.Board.Target(status.Retrying, attempt, out.err.Error(), now)
+	l.o.Board.Target(status.Target{Activity: status.Retrying, Attempt: attempt, Error: out.err.Error()}, now)
 	l.o.Board.Fail(out.err, now)
 	if dtx.ClassOf(out.err) == dtx.ClassStop {
 		return // narrowing follows, and its end is reported
@@ -398,6 +406,7 @@ func (l *loop) exempt() {
 
 // tick refreshes the board.
 func (l *loop) tick(now time.Time) {
+	l.o.Board.Progress(l.progress.read.Load(), now)
 	waits := l.m.eng.Waits(trackedWait)
 	since := make(map[dtx.GXID]time.Time, len(waits))
 	shown := make([]status.Wait, 0, min(len(waits), shownWaits))

@@ -29,6 +29,10 @@ type rig struct {
 	trace []string
 	emit  map[dtx.Content]func(dtx.Event) error
 	apply func(ctx context.Context, b *dtx.Batch) (target.Result, error)
+	// read is called instead of apply where the target is to read rows; part opens
+	// one.
+	read  func(ctx context.Context, rows target.Rows) (target.Result, error)
+	part  func() (target.RowIter, error)
 	open  func() (target.State, error)
 	state target.State
 	board *status.Board
@@ -70,7 +74,12 @@ func (s rigStream) Facts() status.Stream { return status.Stream{Content: s.c, Co
 
 type rigSpool struct{ r *rig }
 
-func (s rigSpool) Open(dtx.Part) (target.RowIter, error) { return nil, errors.New("not used") }
+func (s rigSpool) Open(dtx.Part) (target.RowIter, error) {
+	if s.r.part != nil {
+		return s.r.part()
+	}
+	return nil, errors.New("not used")
+}
 func (s rigSpool) Release(parts []dtx.Part) error {
 	for _, p := range parts {
 		s.r.note("release gxid %d content %d", p.GXID, p.Content)
@@ -94,8 +103,11 @@ func (g rigTarget) Init(context.Context, []target.StreamIdentity, []dtx.Position
 
 func (g rigTarget) Close() error { return nil }
 
-func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows) (target.Result, error) {
+func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (target.Result, error) {
 	g.r.note("apply %d %v", b.Seq, b.GXIDs)
+	if g.r.read != nil {
+		return g.r.read(ctx, rows)
+	}
 	if g.r.apply != nil {
 		return g.r.apply(ctx, b)
 	}

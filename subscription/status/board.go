@@ -15,6 +15,7 @@ import (
 const (
 	stuckLoop    = 15 * time.Second
 	stuckTarget  = 30 * time.Second
+	stuckApply   = time.Minute
 	stuckStream  = 15 * time.Second
 	stuckWait    = 60 * time.Second
 	rateWindow   = 10 * time.Second
@@ -106,16 +107,26 @@ func (b *Board) Fail(err error, now time.Time) {
 	b.base.LastError = f
 }
 
-// Target records what the apply worker does.
-func (b *Board) Target(activity string, attempt int, errText string, now time.Time) {
+// Target records what the apply worker begins to do; times are the board's.
+func (b *Board) Target(t Target, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := &b.base.Target
-	if t.Activity != activity && (t.Activity == Idle || activity == Idle) {
+	old := &b.base.Target
+	t.Since, t.MovedAt = old.Since, now
+	if old.Activity != t.Activity && (old.Activity == Idle || t.Activity == Idle) {
 		// Retrying keeps the time of the batch's first try.
 		t.Since = now
 	}
-	t.Activity, t.Attempt, t.Error = activity, attempt, errText
+	*old = t
+}
+
+// Progress records how many rows of the batch in hand the target has taken.
+func (b *Board) Progress(rows int64, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t := &b.base.Target; t.Activity != Idle && t.RowsTaken != rows {
+		t.RowsTaken, t.MovedAt = rows, now
+	}
 }
 
 // BatchApplied counts a committed batch.
@@ -286,6 +297,12 @@ func (b *Board) unhealthy(r *Report, now time.Time) []string {
 	if r.Target.Activity == Retrying {
 		if d := now.Sub(r.Target.Since); d > stuckTarget {
 			out = append(out, fmt.Sprintf("the target has failed for %s (attempt %d)", d.Round(time.Second), r.Target.Attempt))
+		}
+	}
+	if r.Target.Activity == Applying {
+		if d := now.Sub(r.Target.MovedAt); d > stuckApply {
+			out = append(out, fmt.Sprintf("batch %d has not moved for %s (the target took %d of %d rows): is a lock held there, or does a server not answer?",
+				r.Target.Batch, d.Round(time.Second), r.Target.RowsTaken, r.Target.Rows))
 		}
 	}
 	for _, s := range r.Streams {

@@ -149,6 +149,13 @@ type Target struct {
 	// Attempt counts tries of the batch in hand, from 1.
 	Attempt int    `json:"attempt"`
 	Error   string `json:"error,omitempty"`
+	// Batch is the one in hand, Rows how many rows it has and RowsTaken how many of
+	// them the target has taken so far; it commits them all or none.
+	Batch     uint64 `json:"batch,omitempty"`
+	Rows      int64  `json:"rows,omitempty"`
+	RowsTaken int64  `json:"rows_taken,omitempty"`
+	// MovedAt is when RowsTaken last grew or the activity last changed.
+	MovedAt time.Time `json:"moved_at"`
 }
 
 // Activities of the target.

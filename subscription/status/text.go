@@ -99,6 +99,9 @@ func (r *Report) WriteText(out io.Writer) error {
 	fmt.Fprintf(w, "applied  %d transactions, %d rows in %d batches (last batch %d at %s); now %.1f transactions/s, %.1f rows/s\n",
 		a.Dtxs, a.Rows, a.Batches, a.LastBatch, stamp(a.LastAt), a.DtxsPerSecond, a.RowsPerSecond)
 	fmt.Fprintf(w, "target   %s since %s", r.Target.Activity, stamp(r.Target.Since))
+	if t := r.Target; t.Batch != 0 {
+		fmt.Fprintf(w, ", batch %d, %d of %d rows taken", t.Batch, t.RowsTaken, t.Rows)
+	}
 	if r.Target.Attempt > 1 {
 		fmt.Fprintf(w, ", attempt %d", r.Target.Attempt)
 	}
