@@ -92,7 +92,7 @@ func dies(p *pair, point string) bool {
 			return true
 		case <-tick.C:
 		}
-		if rep := r.report(); opening && rep != nil && rep.Applied.Dtxs > 0 {
+		if rep := r.look(); opening && rep != nil && rep.Applied.Dtxs > 0 {
 			r.kill()
 			return false
 		}

@@ -312,6 +312,18 @@ func (r *process) report() *status.Report {
 	if !r.running() {
 		r.p.t.Fatalf("the daemon has ended: %v\n%s", r.err, tail(r.stderr.String(), 10))
 	}
+	return r.look()
+}
+
+// answer waits for the process's status.
+func (r *process) answer() (rep *status.Report) {
+	r.p.t.Helper()
+	r.p.eventually("the daemon answers", func() bool { rep = r.report(); return rep != nil })
+	return rep
+}
+
+// look is report for a process that may end at any moment.
+func (r *process) look() *status.Report {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	rep, _, err := status.Fetch(ctx, r.p.cfg.HTTP.Listen)

@@ -50,7 +50,7 @@ func TestConflictStopsAndResumes(t *testing.T) {
 	}
 	r := p.spawn() // all of it is one batch
 	p.eventually("stopped", func() bool { rep := r.report(); return rep != nil && rep.State == status.Stopped })
-	rep := r.report()
+	rep := r.answer()
 	if rep.LastError == nil || rep.LastError.GXID != uint64(gxid) || rep.LastError.Relation != "public.t" || !rep.LastError.Stops {
 		t.Errorf("last error %+v, want gxid %d", rep.LastError, gxid)
 	}
@@ -168,7 +168,7 @@ func TestAckSpooled(t *testing.T) {
 		}
 		return true
 	})
-	applied := r.report().Applied.Dtxs
+	applied := r.answer().Applied.Dtxs
 	r.kill()
 	p.must(gone.Start(p.ctx()))
 	for range 3 { // and again, in the middle of applying what the spool alone has
@@ -182,7 +182,7 @@ func TestAckSpooled(t *testing.T) {
 	if total, err := p.dst.Total(context.Background(), demo.Accounts, "balance"); err != nil || total != w.Total() {
 		t.Errorf("total %d, %v", total, err)
 	}
-	p.eventually("the spool is empty", func() bool { return r.report().Spool.Bytes < 1<<20 && r.report().Pending.Dtxs == 0 })
+	p.eventually("the spool is empty", func() bool { rep := r.answer(); return rep.Spool.Bytes < 1<<20 && rep.Pending.Dtxs == 0 })
 	t.Logf("%d transactions were applied when the target went away", applied)
 
 	// Without its spool such a subscription must not go on: what was confirmed is

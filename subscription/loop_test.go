@@ -80,6 +80,7 @@ func (s rigSpool) Open(dtx.Part) (target.RowIter, error) {
 	}
 	return nil, errors.New("not used")
 }
+
 func (s rigSpool) Release(parts []dtx.Part) error {
 	for _, p := range parts {
 		s.r.note("release gxid %d content %d", p.GXID, p.Content)

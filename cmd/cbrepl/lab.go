@@ -181,7 +181,7 @@ func newLabLoadCmd(dir *string) *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			if r.Committed+r.RolledBack > 0 {
-				fmt.Fprintf(out, "finished what an earlier load left: %d prepared transactions committed, %d rolled back\n", r.Committed, r.RolledBack)
+				_, _ = fmt.Fprintf(out, "finished what an earlier load left: %d prepared transactions committed, %d rolled back\n", r.Committed, r.RolledBack)
 			}
 			start := time.Now()
 			n, err := l.Run(cmd.Context(), p.Source)

@@ -44,7 +44,7 @@ func (d *daemon) until(ctx context.Context, ok func(*status.Report) bool) (*stat
 		select {
 		case err := <-d.done:
 			d.done <- nil
-			return nil, fmt.Errorf("the daemon ended: %v", err)
+			return nil, fmt.Errorf("the daemon ended: %w", err)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
