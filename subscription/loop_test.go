@@ -155,8 +155,14 @@ func (r *rig) end() error {
 // onePhase emits a one-phase part on content 0.
 func (r *rig) onePhase(g dtx.GXID, lsn dtx.LSN) {
 	r.t.Helper()
+	r.commit(g, lsn, dtx.PGTime(0).Time())
+}
+
+// commit is onePhase with a time of commit.
+func (r *rig) commit(g dtx.GXID, lsn dtx.LSN, at time.Time) {
+	r.t.Helper()
 	err := r.emit[0](dtx.Event{Kind: dtx.EventPart, Content: 0, LSN: lsn, Part: dtx.Part{
-		GXID: g, Kind: dtx.OnePhase, Content: 0, EndLSN: lsn, Rows: 1, Bytes: 10, Spool: dtx.SpoolID(g),
+		GXID: g, Kind: dtx.OnePhase, Content: 0, EndLSN: lsn, CommitTime: dtx.PGTimeOf(at), Rows: 1, Bytes: 10, Spool: dtx.SpoolID(g),
 	}})
 	if err != nil {
 		r.t.Fatal(err)
@@ -169,6 +175,58 @@ func (r *rig) want(trace string) {
 	if got := r.took(); got != strings.TrimSpace(trace) {
 		r.t.Fatalf("the loop did\n%s\nwant\n%s", got, strings.TrimSpace(trace))
 	}
+}
+
+// Behind, with batches that write the same rows again and again, the next batch
+// waits to grow, and a part of the lag is all that it waits. Otherwise what is
+// ready is applied at once.
+func TestBatchesGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var folded atomic.Int64
+		r := startRig(t, func(r *rig, o *loopOptions) {
+			o.Limits.batch = merge.Limits{MaxRows: 1_000_000, MaxBytes: 1 << 30, MaxDtxs: 100}
+			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+				return target.Result{Rows: 20_000, Folded: folded.Load()}, nil
+			}
+		})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		r.took()
+		ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+
+		r.commit(9, 120, ago(time.Minute))
+		r.want("apply 7 [9]\nconfirm 0 0/78\nrelease gxid 9 content 0")
+		folded.Store(10_000)
+		r.commit(10, 130, ago(time.Minute))
+		r.want("apply 8 [10]\nconfirm 0 0/82\nrelease gxid 10 content 0")
+		r.commit(11, 140, ago(time.Minute))
+		time.Sleep(growMost - time.Millisecond)
+		r.commit(12, 150, ago(4*time.Second))
+		r.want("")
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		r.want("apply 9 [11 12]\nconfirm 0 0/96\nrelease gxid 11 content 0\nrelease gxid 12 content 0")
+
+		// Less behind, it waits less.
+		r.commit(13, 160, ago(0))
+		time.Sleep(990 * time.Millisecond)
+		synctest.Wait()
+		r.want("")
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		r.want("apply 10 [13]\nconfirm 0 0/A0\nrelease gxid 13 content 0")
+		folded.Store(100)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		r.took()
+		r.commit(14, 170, ago(time.Minute))
+		time.Sleep(300 * time.Millisecond) // a part of the lag of a second
+		synctest.Wait()
+		r.want("apply 11 [14]\nconfirm 0 0/AA\nrelease gxid 14 content 0")
+		r.commit(15, 180, ago(time.Minute))
+		r.want("apply 12 [15]\nconfirm 0 0/B4\nrelease gxid 15 content 0")
+		_ = r.end()
+	})
 }
 
 // The order of the contract: recorded positions are confirmed at start; apply,

@@ -42,9 +42,10 @@ type machine struct {
 	narrowTo int // batch limit while narrowing, else 0
 	suspects int // dtxs among which the culprit is
 
-	idleAt  time.Time // positions alone may be recorded from here on
-	readyAt time.Time // when a batch became available, zero when none is
-	err     error     // why the machine stopped
+	idleAt  time.Time     // positions alone may be recorded from here on
+	readyAt time.Time     // when a batch became available, zero when none is
+	growFor time.Duration // how long the next may wait to grow, by what the last one was like
+	err     error         // why the machine stopped
 }
 
 // limits are the machine's settings.
@@ -146,7 +147,7 @@ func (m *machine) take(now time.Time) (b dtx.Batch, ok bool, wake time.Time) {
 	l := m.o.batch
 	if m.narrowTo > 0 {
 		l.MaxDtxs = m.narrowTo
-	} else if m.o.maxDelay > 0 {
+	} else if delay := max(m.o.maxDelay, m.growFor); delay > 0 {
 		if len(m.eng.NeededContents()) > 0 {
 			m.readyAt = time.Time{} // nothing to take
 		} else if m.readyAt.IsZero() {
@@ -154,7 +155,7 @@ func (m *machine) take(now time.Time) (b dtx.Batch, ok bool, wake time.Time) {
 		}
 		n := m.eng.Pending()
 		if !m.readyAt.IsZero() && n.Rows < l.MaxRows && n.Bytes < l.MaxBytes && n.Dtxs < l.MaxDtxs {
-			if at := m.readyAt.Add(m.o.maxDelay); now.Before(at) {
+			if at := m.readyAt.Add(delay); now.Before(at) {
 				return dtx.Batch{}, false, at
 			}
 		}
@@ -232,10 +233,33 @@ func (m *machine) applied(now time.Time, r target.Result) *effects {
 		}
 	}
 	m.phase, m.batch, m.attempt, m.cause, m.readyAt = phaseIdle, dtx.Batch{}, 0, nil, time.Time{}
+	if len(b.GXIDs) > 0 {
+		m.growFor = 0
+		if b.LastCommitTime != 0 {
+			m.growFor = growth(now.Sub(b.LastCommitTime.Time()), r)
+		}
+	}
 	if len(b.Positions) > 0 {
 		m.idleAt = now.Add(m.o.idleEvery)
 	}
 	return e
+}
+
+const (
+	growMost     = 2 * time.Second
+	growLagShare = 4      // of the lag, one part is spent on waiting
+	growRows     = 10_000 // smaller batches show nothing
+	growFolded   = 4      // one change in so many has to be needless
+)
+
+// growth says how long the next batch may wait to grow: where rows change again
+// and again, and the target is behind anyway, a larger batch writes each of them
+// once. A part of the lag is all that it may cost.
+func growth(lag time.Duration, r target.Result) time.Duration {
+	if r.Rows < growRows || r.Folded*growFolded < r.Rows {
+		return 0
+	}
+	return max(0, min(growMost, lag/growLagShare))
 }
 
 // narrow gives the batch back and asks for half of it, or stops when it cannot

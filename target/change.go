@@ -398,6 +398,7 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 		return r.conflict(t, conflictMissingUpdate, r.part, r.keyBuf)
 	}
 	if len(f.records) == records { // an image of this window is known
+		r.folded++
 		if err := r.fill(f, n); err != nil {
 			return err
 		}
@@ -484,6 +485,9 @@ func (r *run) delete(t *table, c *pgoutput.Change) error {
 	}
 	if n == none {
 		return r.conflict(t, conflictMissingDelete, r.part, r.keyBuf)
+	}
+	if len(f.records) == records {
+		r.folded++
 	}
 	f.leave(n)
 	f.records[n].part = r.part

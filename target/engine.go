@@ -184,6 +184,7 @@ func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend)
 		}
 		return Result{}, err
 	}
+	r.result.Folded = r.folded
 	return r.result, nil
 }
 
