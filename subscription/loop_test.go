@@ -199,32 +199,48 @@ func TestBatchesGrow(t *testing.T) {
 		folded.Store(10_000)
 		r.commit(10, 130, ago(time.Minute))
 		r.want("apply 8 [10]\nconfirm 0 0/82\nrelease gxid 10 content 0")
-		r.commit(11, 140, ago(time.Minute))
-		time.Sleep(growMost - time.Millisecond)
-		r.commit(12, 150, ago(4*time.Second))
+		// More keeps coming, to the end of the wait.
+		begun := time.Now()
+		for g := dtx.GXID(11); time.Since(begun) < growMost; g++ {
+			r.commit(g, dtx.LSN(g)*10+30, ago(4*time.Second))
+			r.want("")
+			time.Sleep(growPause / 2)
+		}
+		synctest.Wait()
+		if got := r.took(); !strings.HasPrefix(got, "apply 9 [11 12 13 ") || strings.Contains(got, "apply 10") {
+			t.Fatal(got)
+		}
+
+		// Nothing comes, and it goes on.
+		r.commit(100, 1100, ago(time.Minute))
+		time.Sleep(growPause - time.Millisecond)
+		synctest.Wait()
 		r.want("")
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		r.want("apply 9 [11 12]\nconfirm 0 0/96\nrelease gxid 11 content 0\nrelease gxid 12 content 0")
+		r.want("apply 10 [100]\nconfirm 0 0/44C\nrelease gxid 100 content 0")
 
-		// Less behind, it waits less.
-		r.commit(13, 160, ago(0))
-		time.Sleep(990 * time.Millisecond)
-		synctest.Wait()
-		r.want("")
-		time.Sleep(20 * time.Millisecond)
-		synctest.Wait()
-		r.want("apply 10 [13]\nconfirm 0 0/A0\nrelease gxid 13 content 0")
-		folded.Store(100)
-		time.Sleep(time.Second)
+		// Hardly behind, it hardly waits.
+		r.commit(101, 1110, ago(40*time.Millisecond))
+		time.Sleep(growPause)
 		synctest.Wait()
 		r.took()
-		r.commit(14, 170, ago(time.Minute))
-		time.Sleep(300 * time.Millisecond) // a part of the lag of a second
+		r.commit(102, 1120, ago(time.Minute))
+		time.Sleep(15 * time.Millisecond) // a quarter of 40 and 200 ms is 60
 		synctest.Wait()
-		r.want("apply 11 [14]\nconfirm 0 0/AA\nrelease gxid 14 content 0")
-		r.commit(15, 180, ago(time.Minute))
-		r.want("apply 12 [15]\nconfirm 0 0/B4\nrelease gxid 15 content 0")
+		r.want("")
+		time.Sleep(45 * time.Millisecond)
+		synctest.Wait()
+		r.want("apply 12 [102]\nconfirm 0 0/460\nrelease gxid 102 content 0")
+
+		// Nothing was folded: what is ready is applied at once.
+		folded.Store(100)
+		r.commit(103, 1130, ago(time.Minute))
+		time.Sleep(growMost)
+		synctest.Wait()
+		r.want("apply 13 [103]\nconfirm 0 0/46A\nrelease gxid 103 content 0")
+		r.commit(104, 1140, ago(time.Minute))
+		r.want("apply 14 [104]\nconfirm 0 0/474\nrelease gxid 104 content 0")
 		_ = r.end()
 	})
 }

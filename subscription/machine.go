@@ -42,8 +42,11 @@ type machine struct {
 	narrowTo int // batch limit while narrowing, else 0
 	suspects int // dtxs among which the culprit is
 
-	idleAt  time.Time     // positions alone may be recorded from here on
-	readyAt time.Time     // when a batch became available, zero when none is
+	idleAt  time.Time // positions alone may be recorded from here on
+	readyAt time.Time // when a batch became available, zero when none is
+	// grewAt is when the rows ready were seen to be another number than ready.
+	grewAt  time.Time
+	ready   int64
 	growFor time.Duration // how long the next may wait to grow, by what the last one was like
 	err     error         // why the machine stopped
 }
@@ -155,7 +158,7 @@ func (m *machine) take(now time.Time) (b dtx.Batch, ok bool, wake time.Time) {
 		}
 		n := m.eng.Pending()
 		if !m.readyAt.IsZero() && n.Rows < l.MaxRows && n.Bytes < l.MaxBytes && n.Dtxs < l.MaxDtxs {
-			if at := m.readyAt.Add(delay); now.Before(at) {
+			if at := m.waitEnd(now, delay, n.Rows); now.Before(at) {
 				return dtx.Batch{}, false, at
 			}
 		}
@@ -166,6 +169,24 @@ func (m *machine) take(now time.Time) (b dtx.Batch, ok bool, wake time.Time) {
 	}
 	b, ok = m.eng.Next(l)
 	return b, ok, m.idleAt
+}
+
+// waitEnd says until when the batch that is ready, of so many rows, waits to grow.
+func (m *machine) waitEnd(now time.Time, delay time.Duration, rows int64) time.Time {
+	at := m.readyAt.Add(delay)
+	if delay == m.o.maxDelay {
+		return at
+	}
+	if rows != m.ready {
+		m.ready, m.grewAt = rows, now
+	}
+	if end := m.grewAt.Add(growPause); end.Before(at) { // it would wait in vain
+		at = end
+	}
+	if least := m.readyAt.Add(m.o.maxDelay); at.Before(least) {
+		at = least
+	}
+	return at
 }
 
 // done takes a job's outcome. The effects are nil unless the batch in hand is
@@ -234,7 +255,7 @@ func (m *machine) applied(now time.Time, r target.Result) *effects {
 	}
 	m.phase, m.batch, m.attempt, m.cause, m.readyAt = phaseIdle, dtx.Batch{}, 0, nil, time.Time{}
 	if len(b.GXIDs) > 0 {
-		m.growFor = 0
+		m.growFor, m.ready = 0, 0
 		if b.LastCommitTime != 0 {
 			m.growFor = growth(now.Sub(b.LastCommitTime.Time()), r)
 		}
@@ -247,14 +268,15 @@ func (m *machine) applied(now time.Time, r target.Result) *effects {
 
 const (
 	growMost     = 2 * time.Second
-	growLagShare = 4      // of the lag, one part is spent on waiting
-	growRows     = 10_000 // smaller batches show nothing
-	growFolded   = 4      // one change in so many has to be needless
+	growLagShare = 4                      // of the lag, one part is spent on waiting
+	growRows     = 10_000                 // smaller batches show nothing
+	growFolded   = 4                      // one change in so many has to be needless
+	growPause    = 200 * time.Millisecond // nothing coming for so long ends the wait
 )
 
 // growth says how long the next batch may wait to grow: where rows change again
 // and again, and the target is behind anyway, a larger batch writes each of them
-// once. A part of the lag is all that it may cost.
+// once. A part of the lag is all that it may cost, and it ends when nothing comes.
 func growth(lag time.Duration, r target.Result) time.Duration {
 	if r.Rows < growRows || r.Folded*growFolded < r.Rows {
 		return 0
