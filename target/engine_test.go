@@ -387,8 +387,8 @@ func TestFolded(t *testing.T) {
 	}
 	res = f.must(t,
 		changes(f.upd("1", "1", "w", "?"), f.upd("2", "2", "w", "?"), f.key("1", "9", "1", "w", "?")), // 1 folded
-		changes(f.upd("9", "1", "x", "b"), f.del("3"), f.ins("3", "3", "n", "b")),                    // 1
-		changes(f.del("9"), f.upd("3", "3", "m", "b"), f.upd("2", "2", "y", "b")))                    // 3
+		changes(f.upd("9", "1", "x", "b"), f.del("3"), f.ins("3", "3", "n", "b")),                     // 1
+		changes(f.del("9"), f.upd("3", "3", "m", "b"), f.upd("2", "2", "y", "b")))                     // 3
 	if res.Rows != 9 || res.Folded != 5 {
 		t.Errorf("changes: %+v", res)
 	}

@@ -73,7 +73,7 @@ func (o *Options) EnsureDefaults() {
 		}
 	}
 	if o.Engine.ChunkBytes == 0 {
-		o.Engine.ChunkBytes = 1 << 20 // each COPY goes to every segment
+		o.Engine.ChunkBytes = 4 << 20 // each COPY goes to every segment
 	}
 	o.Engine.EnsureDefaults()
 	set(&o.LockWait, 5*time.Second)
