@@ -49,7 +49,9 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 			b.close()
 		}
 	}()
-	if b.lab, err = lab.New(ctx, lab.Options{Settings: map[string]string{"max_wal_size": "4GB", "shared_buffers": "256MB"}}); err != nil {
+	if b.lab, err = lab.New(ctx, lab.Options{Settings: map[string]string{
+		"max_wal_size": "4GB", "shared_buffers": "256MB", "autovacuum": "off", // it would come at random
+	}}); err != nil {
 		return b, err
 	}
 	if b.src, err = b.lab.StartSource(ctx, 3); err != nil {
