@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -377,28 +376,42 @@ func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 		}
 		bodies[s] = y.String()
 	}
-	var mu sync.Mutex
-	var f figure
+	conns := make([]*pgx.Conn, len(bodies))
+	defer func() {
+		for _, c := range conns {
+			if c != nil {
+				_ = c.Close(context.Background())
+			}
+		}
+	}()
+	for s, dsn := range b.dst.SegmentDSNs() {
+		var err error
+		if conns[s], err = pgx.Connect(ctx, dsn); err != nil {
+			return figure{}, err
+		}
+		if _, err := conns[s].Exec(ctx, "DROP TABLE IF EXISTS bench_copy; CREATE TABLE bench_copy ("+columns+")"); err != nil {
+			return figure{}, err
+		}
+	}
+	before, err := b.usage()
+	if err != nil {
+		return figure{}, err
+	}
+	f := figure{rows: int64(b.o.rows)}
 	g, gctx := errgroup.WithContext(ctx)
 	start := time.Now()
-	for s, dsn := range b.dst.SegmentDSNs() {
+	for s, conn := range conns {
 		g.Go(func() error {
-			conn, err := pgx.Connect(gctx, dsn)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = conn.Close(context.Background()) }()
-			if _, err := conn.Exec(gctx, "DROP TABLE IF EXISTS bench_copy; CREATE TABLE bench_copy ("+columns+")"); err != nil {
-				return err
-			}
-			tag, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY bench_copy FROM STDIN")
-			mu.Lock()
-			f.rows += tag.RowsAffected()
-			mu.Unlock()
+			_, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY bench_copy FROM STDIN")
 			return err
 		})
 	}
-	err := g.Wait()
+	err = g.Wait()
 	f.elapsed = time.Since(start)
+	if err != nil {
+		return f, err
+	}
+	after, err := b.usage()
+	f.target = after.target - before.target
 	return f, err
 }

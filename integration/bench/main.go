@@ -71,6 +71,7 @@ func run(ctx context.Context, o options) error {
 	plain.show("plain COPY into the same shards")
 	repl.show("cbrepl, from the spool")
 	fmt.Printf("  cbrepl / plain COPY            %.2f   (aim 0.7)\n", repl.ratio(plain))
+	fmt.Printf("  CPU per row of plain COPY: target %.2f us\n", plain.median().perRow(plain.median().target))
 	repl.spent()
 
 	changed := func(name string, p phase) error {
