@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
 
@@ -158,13 +159,34 @@ func (fl *flusher) sendDeletes(works []*work, await bool) error {
 	return nil
 }
 
-// sendDelete queues one delete. Without await its answer is checked as it comes
-// and its buffers are given back.
+// sendDelete queues one delete.
 func (fl *flusher) sendDelete(w *work, op *DeleteOp, place int, await bool) error {
-	r, t, sh := fl.run, fl.t, fl.sh
+	op.Keys.seal()
+	op.Differ.seal()
+	return fl.ask(w, place, await, request{
+		what: "delete rows", keys: &op.Keys, want: int64(op.N), missing: conflictMissingDelete,
+		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.Delete(ctx, seg, op) },
+	})
+}
+
+// request is a statement of a work, as a segment runs it.
+type request struct {
+	what string // for errors
+	run  func(ctx context.Context, seg dtx.Content) (Found, error)
+	keys *Set
+	// want rows are expected; missing is the conflict when there are fewer.
+	want    int64
+	missing conflictKind
+}
+
+// ask queues a request for the segments of a place and puts their answers into
+// w.found. Without await each is checked as it comes, and w's buffers are given
+// back.
+func (fl *flusher) ask(w *work, place int, await bool, q request) error {
 	if place == somewhere {
 		place = everywhere
 	}
+	r, t, sh := fl.run, fl.t, fl.sh
 	from, to := t.indexes(place)
 	found, parts := make([]Found, to-from), w.parts
 	w.found = append(w.found, found)
@@ -172,18 +194,16 @@ func (fl *flusher) sendDelete(w *work, op *DeleteOp, place int, await bool) erro
 	if !await {
 		free = func() { r.releaseWork(w) }
 	}
-	op.Keys.seal()
-	op.Differ.seal()
 	return r.broadcast(t, place, w.size, free, func(ctx context.Context, i int) error {
-		got, err := r.be.Delete(ctx, t.segs[i], op)
+		got, err := q.run(ctx, t.segs[i])
 		if err != nil {
-			return r.opError(t, t.segs[i], r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), "delete rows", err)
+			return r.opError(t, t.segs[i], r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), q.what, err)
 		}
 		found[i-from] = got
 		if await {
 			return nil
 		}
-		return r.check(t, sh, i, place, &op.Keys, parts, conflictMissingDelete, int64(op.N), got)
+		return r.check(t, sh, i, place, q.keys, parts, q.missing, q.want, got)
 	})
 }
 
@@ -239,14 +259,24 @@ func (fl *flusher) settle(w *work) error {
 	if nf > 0 {
 		fl.e.fetchCost = max(largest, fl.e.fetchCost/2, 256)
 	}
-	if fl.t.place == placeReplicated {
-		for i, got := range w.found[0] {
-			if got.Rows != w.found[0][0].Rows {
-				return fl.conflictsAt(fl.t, fl.sh, conflictCopies, 1, none, nil, fl.t.segs[i])
-			}
-		}
+	if err := fl.sameCopies(w); err != nil {
+		return err
 	}
 	w.found = nil
+	return nil
+}
+
+// sameCopies reports copies of a replicated table that found another number of
+// rows than the first.
+func (fl *flusher) sameCopies(w *work) error {
+	if fl.t.place != placeReplicated {
+		return nil
+	}
+	for i, got := range w.found[0] {
+		if got.Rows != w.found[0][0].Rows {
+			return fl.conflictsAt(fl.t, fl.sh, conflictCopies, 1, none, nil, fl.t.segs[i])
+		}
+	}
 	return nil
 }
 

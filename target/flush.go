@@ -147,14 +147,8 @@ func (fl *flusher) uncertain() bool {
 // oldPlace says where record rec was before the window.
 func (fl *flusher) oldPlace(rec *record) (int, error) {
 	t, sh := fl.t, fl.sh
-	switch t.place {
-	case placeServer:
-		return 0, nil
-	case placeReplicated:
-		return everywhere, nil
-	}
-	if len(t.segs) == 1 {
-		return 0, nil
+	if place, ok := t.fixed(); ok {
+		return place, nil
 	}
 	key := fl.f.get(fl.f.slots[rec.orig].key)
 	if sh.images {

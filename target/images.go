@@ -2,6 +2,8 @@ package target
 
 import (
 	"context"
+
+	"cbrepl/dtx"
 )
 
 // deleteImages deletes rows whose whole contents are their identity: per image
@@ -67,36 +69,21 @@ func (fl *flusher) deleteImages() error {
 
 // sendImages queues a delete by images.
 func (fl *flusher) sendImages(w *work, place int, await bool) error {
-	r, t, sh := fl.run, fl.t, fl.sh
 	op := &ImageOp{
-		Table: t.Table, N: w.n, Image: Set{sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
+		Table: fl.t.Table, N: w.n, Image: Set{fl.sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
 		Partial: fl.uncertain(),
 	}
 	if w.g.fetch {
 		op.Fetch = fl.fetchCols(w.g)
 	}
-	from, to := t.indexes(place)
-	found, parts := make([]Found, to-from), w.parts
-	w.found = [][]Found{found}
 	var want int64
 	for _, c := range w.count {
 		want += c
 	}
-	free := func() {}
-	if !await {
-		free = func() { r.releaseWork(w) }
-	}
 	op.Image.seal()
-	return r.broadcast(t, place, w.size, free, func(ctx context.Context, i int) error {
-		got, err := r.be.DeleteImages(ctx, t.segs[i], op)
-		if err != nil {
-			return r.opError(t, t.segs[i], r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), "delete rows", err)
-		}
-		found[i-from] = got
-		if await {
-			return nil
-		}
-		return r.check(t, sh, i, place, &op.Image, parts, conflictMissingDelete, want, got)
+	return fl.ask(w, place, await, request{
+		what: "delete rows", keys: &op.Image, want: want, missing: conflictMissingDelete,
+		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.DeleteImages(ctx, seg, op) },
 	})
 }
 
@@ -104,12 +91,8 @@ func (fl *flusher) sendImages(w *work, place int, await bool) error {
 // for the rest on other segments where the place was a guess, and reports what
 // no segment had.
 func (fl *flusher) settleImages(w *work) error {
-	if fl.t.place == placeReplicated {
-		for i, got := range w.found[0] {
-			if got.Rows != w.found[0][0].Rows {
-				return fl.conflictsAt(fl.t, fl.sh, conflictCopies, 1, none, nil, fl.t.segs[i])
-			}
-		}
+	if err := fl.sameCopies(w); err != nil {
+		return err
 	}
 	left, err := fl.take(w, w.found[0][0])
 	if err != nil {

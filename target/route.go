@@ -5,17 +5,19 @@ import (
 	"cbrepl/pgoutput"
 )
 
+// fixed is the place of every row of a table where no value decides it.
+func (t *table) fixed() (place int, ok bool) {
+	if t.place == placeReplicated {
+		return everywhere, true
+	}
+	return 0, t.place == placeServer || len(t.segs) == 1
+}
+
 // segment says where a row lives on the target: a segment's index, everywhere,
 // or somewhere when a column that decides is not known.
 func (r *run) segment(t *table, vals []pgoutput.Value) (int, error) {
-	switch t.place {
-	case placeServer:
-		return 0, nil
-	case placeReplicated:
-		return everywhere, nil
-	}
-	if len(t.segs) == 1 {
-		return 0, nil
+	if place, ok := t.fixed(); ok {
+		return place, nil
 	}
 	cols := t.shape.dist
 	if t.place == placeRandom {

@@ -3,6 +3,8 @@ package target
 import (
 	"context"
 	"slices"
+
+	"cbrepl/dtx"
 )
 
 // updates sends the updates in place, and deletes rows that turn out to need a
@@ -122,36 +124,18 @@ func (fl *flusher) sendUpdates(works []*work, await bool) error {
 }
 
 func (fl *flusher) sendUpdate(w *work, await bool) error {
-	r, t, sh := fl.run, fl.t, fl.sh
+	t, sh := fl.t, fl.sh
 	op := &UpdateOp{
 		Table: t.Table, N: w.n, Keys: Set{sh.keyTarget, w.keys},
 		Set: Set{sh.targets(w.setCols), w.set}, Same: Set{sh.targets(w.sameCols), w.same},
 		Partial: w.place == somewhere,
 	}
-	place := w.place
-	if place == somewhere {
-		place = everywhere
-	}
-	from, to := t.indexes(place)
-	found, parts := make([]Found, to-from), w.parts
-	w.found = [][]Found{found}
-	free := func() {}
-	if !await {
-		free = func() { r.releaseWork(w) }
-	}
 	op.Keys.seal()
 	op.Set.seal()
 	op.Same.seal()
-	return r.broadcast(t, place, w.size, free, func(ctx context.Context, i int) error {
-		got, err := r.be.Update(ctx, t.segs[i], op)
-		if err != nil {
-			return r.opError(t, t.segs[i], r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), "update rows", err)
-		}
-		found[i-from] = got
-		if await {
-			return nil
-		}
-		return r.check(t, sh, i, place, &op.Keys, parts, conflictMissingUpdate, int64(op.N), got)
+	return fl.ask(w, w.place, await, request{
+		what: "update rows", keys: &op.Keys, want: int64(op.N), missing: conflictMissingUpdate,
+		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.Update(ctx, seg, op) },
 	})
 }
 
