@@ -7,11 +7,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +20,7 @@ import (
 
 	"cbrepl/demo"
 	"cbrepl/dtx"
+	"cbrepl/integration/internal/built"
 	"cbrepl/lab"
 	"cbrepl/subscription"
 	"cbrepl/subscription/config"
@@ -31,23 +30,7 @@ import (
 // binary is the built cbrepl.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "cbrepl-integration-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	binary = filepath.Join(dir, "cbrepl")
-	out, err := exec.Command("go", "build", "-o", binary, "cbrepl/cmd/cbrepl").CombinedOutput()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "build cbrepl: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(built.Main(m, &binary)) }
 
 // limit bounds one wait in a test.
 const limit = 60 * time.Second

@@ -101,6 +101,17 @@ func (s *startup) env() *env {
 	}
 }
 
+// begin runs a subscription; stop tells it to end and returns what it ended with.
+func begin(s *Subscription) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
 func startConfig(t *testing.T, extra string) *config.Config {
 	t.Helper()
 	f := filepath.Join(t.TempDir(), "s.yaml")
@@ -158,9 +169,7 @@ func TestNewLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- sub.Run(ctx) }()
+		stop := begin(sub)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		life := "source check open spool resume streams run"
@@ -170,8 +179,7 @@ func TestNewLife(t *testing.T) {
 		if r := sub.Report(); r.State != status.Streaming || r.LastError == nil || r.LastError.Stops {
 			t.Errorf("status %+v", r)
 		}
-		cancel()
-		if err := <-done; err != nil {
+		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -196,16 +204,13 @@ func TestNewLifeFailsToBegin(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- sub.Run(ctx) }()
+		stop := begin(sub)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if r := sub.Report(); r.State != status.Streaming || starts != 3 {
 			t.Errorf("%d starts, status %+v", starts, r)
 		}
-		cancel()
-		if err := <-done; err != nil {
+		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -235,12 +240,9 @@ func TestStopWhileStarting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- sub.Run(ctx) }()
+		stop := begin(sub)
 		<-reached
-		cancel()
-		if err := <-done; err != nil {
+		if err := stop(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

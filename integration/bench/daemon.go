@@ -33,9 +33,12 @@ func (b *bench) startDaemon() (*daemon, error) {
 	return d, nil
 }
 
-func (d *daemon) stop() error {
+// end stops the daemon; how it ended counts where nothing failed before.
+func (d *daemon) end(err *error) {
 	_ = d.cmd.Process.Signal(syscall.SIGTERM)
-	return <-d.done
+	if e := <-d.done; *err == nil {
+		*err = e
+	}
 }
 
 // until reads the status, every few milliseconds, until ok is content with it.
@@ -67,11 +70,7 @@ func (b *bench) catchUp(ctx context.Context, n int64) (f figure, err error) {
 	if err != nil {
 		return f, err
 	}
-	defer func() {
-		if e := d.stop(); err == nil && e != nil {
-			err = e
-		}
-	}()
+	defer d.end(&err)
 	senders := newCPUWatch(ctx, b.src)
 	r, err := d.until(ctx, func(r *status.Report) bool {
 		senders.sample()
@@ -102,11 +101,7 @@ func (b *bench) drain(ctx context.Context, table string, n int64) (f figure, err
 	if err != nil {
 		return f, err
 	}
-	defer func() {
-		if e := d.stop(); err == nil && e != nil {
-			err = e
-		}
-	}()
+	defer d.end(&err)
 	if _, err := d.until(ctx, func(r *status.Report) bool { return r.State == status.Streaming }); err != nil {
 		return f, err
 	}

@@ -13,13 +13,13 @@ package chaos
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"cbrepl/integration/internal/built"
 )
 
 var (
@@ -33,24 +33,7 @@ var (
 // binary is the built cbrepl.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	flag.Parse()
-	dir, err := os.MkdirTemp("", "cbrepl-chaos-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	binary = filepath.Join(dir, "cbrepl")
-	out, err := exec.Command("go", "build", "-o", binary, "cbrepl/cmd/cbrepl").CombinedOutput()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "build cbrepl: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(built.Main(m, &binary)) }
 
 // logDir is where the daemons of one test write.
 func logDir(t *testing.T) string {
