@@ -19,14 +19,9 @@ func (l *loop) recordLast(ctx context.Context) {
 	if l.busy || l.m.phase != phaseIdle || l.m.narrowTo != 0 {
 		return
 	}
-	for more := true; more; {
-		select {
-		case ev := <-l.events:
-			if l.take(ev) != nil {
-				return
-			}
-		default:
-			more = false
+	for len(l.events) > 0 { // the streams have ended: nobody adds to it
+		if l.drain() != nil {
+			return
 		}
 	}
 	if n := l.m.eng.Pending(); n.Dtxs+n.Parts+n.Records > 0 {
