@@ -23,6 +23,7 @@ const (
 	slot       = "cbrepl_bench" // of the daemon
 	decodeSlot = "bench_decode" // of pg_recvlogical
 	origin     = "bench_origin" // where the changes of a phase begin; read by nobody
+	copied     = "bench_copy"   // the shards' table that plain COPY fills
 	columns    = "id bigint primary key, grp integer, filler text, at timestamptz"
 	int8OID    = 20
 )
@@ -77,6 +78,9 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 		if err := b.dst.CreateTable(ctx, t); err != nil {
 			return b, err
 		}
+	}
+	if err := b.dst.CreateTable(ctx, lab.Table{Name: copied, Columns: columns, Key: []string{"id"}}); err != nil {
+		return b, err
 	}
 	for _, s := range []*lab.Server{b.pub, b.sub} {
 		if err := s.Exec(ctx, "CREATE TABLE bench ("+columns+")"); err != nil {
@@ -389,9 +393,9 @@ func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 		if conns[s], err = pgx.Connect(ctx, dsn); err != nil {
 			return figure{}, err
 		}
-		if _, err := conns[s].Exec(ctx, "DROP TABLE IF EXISTS bench_copy; CREATE TABLE bench_copy ("+columns+")"); err != nil {
-			return figure{}, err
-		}
+	}
+	if err := b.empty(ctx, copied); err != nil {
+		return figure{}, err
 	}
 	before, err := b.usage()
 	if err != nil {
@@ -402,7 +406,7 @@ func (b *bench) plainCopy(ctx context.Context) (figure, error) {
 	start := time.Now()
 	for s, conn := range conns {
 		g.Go(func() error {
-			_, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY bench_copy FROM STDIN")
+			_, err := conn.PgConn().CopyFrom(gctx, strings.NewReader(bodies[s]), "COPY "+copied+" FROM STDIN")
 			return err
 		})
 	}

@@ -146,6 +146,9 @@ func (b *bench) drain(ctx context.Context, table string, n int64) (f figure, err
 	if r.Applied.Rows > n/10 {
 		return f, fmt.Errorf("%d rows were applied to a locked table", r.Applied.Rows)
 	}
+	if err := b.empty(ctx, copied); err != nil {
+		return f, err
+	}
 	before, err := b.usage()
 	if err != nil {
 		return f, err

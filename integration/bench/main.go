@@ -47,7 +47,7 @@ func run(ctx context.Context, o options) error {
 
 	fmt.Printf("medians of %d rounds; ratios are medians of the rounds' ratios\n", o.rounds)
 	fmt.Printf("insert-only: %d rows of about 150 bytes, 3 segments into 2 shards\n", o.rows)
-	m, err := b.measure(ctx, phase{load: b.loadInserts, n: int64(o.rows), rounds: o.rounds, again: b.truncate, bounds: true})
+	m, err := b.measure(ctx, phase{load: b.loadInserts, n: int64(o.rows), rounds: o.rounds, ready: b.truncate, bounds: true})
 	if err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func run(ctx context.Context, o options) error {
 		return nil
 	}
 	err = changed(fmt.Sprintf("update-heavy: %d rows, each updated 10 times", o.updates),
-		phase{load: b.loadUpdates, n: int64(o.updates) * 10, rounds: o.rounds, again: b.vacuum})
+		phase{load: b.loadUpdates, n: int64(o.updates) * 10, rounds: o.rounds, ready: b.vacuum})
 	if err != nil {
 		return err
 	}
 	return changed(fmt.Sprintf("delete-heavy (one round): %d rows deleted", o.rows),
-		phase{load: b.loadDeletes, n: int64(o.rows), rounds: 1})
+		phase{load: b.loadDeletes, n: int64(o.rows), rounds: 1, ready: b.vacuum})
 }

@@ -48,8 +48,8 @@ type phase struct {
 	// n counts the changes.
 	n      int64
 	rounds int
-	// again readies targets for the next round.
-	again func(context.Context) error
+	// ready makes the targets ready for a round.
+	ready func(context.Context) error
 	// bounds measures the source's and the target's own limits, too.
 	bounds bool
 }
@@ -76,11 +76,9 @@ func (b *bench) measure(ctx context.Context, p phase) (m measured, err error) {
 		}
 		*to = append(*to, one)
 	}
-	for r := range p.rounds {
-		if r > 0 {
-			if err := p.again(ctx); err != nil {
-				return m, err
-			}
+	for range p.rounds {
+		if err := p.ready(ctx); err != nil {
+			return m, err
 		}
 		if p.bounds {
 			add(&m.decode, "pg_recvlogical", func() (figure, error) { return b.decodeOnly(ctx) })
@@ -133,10 +131,22 @@ func (b *bench) replay(ctx context.Context, n int64) (figure, error) {
 
 // truncate empties the table on the targets.
 func (b *bench) truncate(ctx context.Context) error {
-	if err := b.dst.ExecAll(ctx, "TRUNCATE bench"); err != nil {
+	if err := b.sub.Exec(ctx, "TRUNCATE bench"); err != nil {
 		return err
 	}
-	return b.sub.Exec(ctx, "TRUNCATE bench")
+	if err := b.sub.Exec(ctx, "CHECKPOINT"); err != nil {
+		return err
+	}
+	return b.empty(ctx, "bench")
+}
+
+// empty empties a table on the shards. Every measurement that fills one begins
+// like this: with as many free buffers, and none that it has to write first.
+func (b *bench) empty(ctx context.Context, table string) error {
+	if err := b.dst.ExecAll(ctx, "TRUNCATE "+table); err != nil {
+		return err
+	}
+	return b.dst.ExecAll(ctx, "CHECKPOINT")
 }
 
 // vacuum takes the dead rows of a round away.
@@ -166,6 +176,9 @@ func (b *bench) drains(ctx context.Context) (repl, plain figures, err error) {
 			return nil, nil, fmt.Errorf("cbrepl: %w", err)
 		}
 		repl = append(repl, f)
+		if err := b.empty(ctx, backlog(r)); err != nil {
+			return nil, nil, err
+		}
 		if f, err = b.plainCopy(ctx); err != nil {
 			return nil, nil, fmt.Errorf("plain COPY: %w", err)
 		}
