@@ -21,6 +21,8 @@ type Engine struct {
 	sources  map[Name]*source.Table
 	tables   map[Name]*table // by target name
 	order    []*table        // tables by target name, the order of flushing
+	// deferrable is set when a table is (table.deferrable).
+	deferrable bool
 	// relations caches by pointer: a spool hands out one per version it has read.
 	relations map[*pgoutput.Relation]*relation
 	last      *relation
@@ -106,6 +108,7 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	}
 	t.sources = append(t.sources, Name{src.Schema, src.Name})
 	t.deferrable = t.deferrable || src.Deferrable
+	e.deferrable = e.deferrable || src.Deferrable
 	if _, _, err := t.newShape(published(src), src); err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}

@@ -86,6 +86,62 @@ func (f *fixture) key(old string, v ...string) *pgoutput.Change {
 	return rowMessage(f.rel, 'U', 'K', vals(old, "NULL", "NULL", "NULL"), vals(v...))
 }
 
+// readOrder notes the content of every change that is read.
+type readOrder struct {
+	memRows
+	contents []dtx.Content
+}
+
+type notedIter struct {
+	RowIter
+	o *readOrder
+	c dtx.Content
+}
+
+func (o *readOrder) Open(p dtx.Part) (RowIter, error) {
+	it, err := o.memRows.Open(p)
+	return notedIter{it, o, p.Content}, err
+}
+
+func (it notedIter) Next() (*pgoutput.Change, error) {
+	c, err := it.RowIter.Next()
+	if err == nil {
+		it.o.contents = append(it.o.contents, it.c)
+	}
+	return c, err
+}
+
+// TestTurns: contents are read in turns, so that the segments which their rows
+// go to are at work side by side; the parts of one content in order.
+func TestTurns(t *testing.T) {
+	for _, deferrable := range []bool{false, true} {
+		f := newFixture(t, Options{TurnRows: 2}, 2, 'd')
+		f.e.deferrable = deferrable
+		o := &readOrder{memRows: memRows{}}
+		step := dtx.Step{}
+		id := 0
+		for _, c := range []dtx.Content{0, 0, 1} {
+			id++
+			spool := dtx.SpoolID(id)
+			for n := range 3 {
+				k := fmt.Sprintf("%d.%d", id, n)
+				o.memRows[spool] = append(o.memRows[spool], f.ins(k, k, "", ""))
+			}
+			step.Parts = append(step.Parts, dtx.Part{GXID: dtx.GXID(id), Content: c, Spool: spool})
+		}
+		if _, err := f.e.Apply(t.Context(), &dtx.Batch{Steps: []dtx.Step{step}}, o, f.m); err != nil {
+			t.Fatal(err)
+		}
+		want := []dtx.Content{0, 0, 1, 1, 0, 1, 0, 0, 0}
+		if deferrable { // rows may be held back to the end of their part
+			want = []dtx.Content{0, 0, 0, 1, 1, 1, 0, 0, 0}
+		}
+		if !slices.Equal(o.contents, want) {
+			t.Errorf("deferrable %v: read in the order %v, want %v", deferrable, o.contents, want)
+		}
+	}
+}
+
 // apply applies dtxs of one content each.
 func (f *fixture) apply(ctx context.Context, dtxs ...[]*pgoutput.Change) (Result, error) {
 	rows := memRows{}

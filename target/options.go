@@ -31,12 +31,16 @@ type Options struct {
 	// whatever still has their unique values. 0 is WindowBytes.
 	HoldBytes int64
 	// QueueBytes bounds the operations waiting for the target's segments. 0 is
-	// 32 MiB.
+	// 16 MiB.
 	QueueBytes int64
 	// ChunkBytes is the size at which buffered inserts are sent. 0 is 512 KiB.
 	ChunkBytes int
 	// ChunkRows bounds the rows of one update or delete statement. 0 is 50,000.
 	ChunkRows int
+	// TurnRows is how many changes of one content are read before it is another's
+	// turn. The rows of a content often all go to one segment of the target, which
+	// would be the only one at work while that content is read. 0 is 2,000.
+	TurnRows int
 	// FetchBytes is the size aimed at for rows fetched from the target by one
 	// statement. 0 is 4 MiB.
 	FetchBytes int64
@@ -57,13 +61,16 @@ func (o *Options) EnsureDefaults() {
 		o.HoldBytes = o.WindowBytes
 	}
 	if o.QueueBytes == 0 {
-		o.QueueBytes = 32 << 20
+		o.QueueBytes = 16 << 20
 	}
 	if o.ChunkBytes == 0 {
 		o.ChunkBytes = 512 << 10
 	}
 	if o.ChunkRows == 0 {
 		o.ChunkRows = 50_000
+	}
+	if o.TurnRows == 0 {
+		o.TurnRows = 2000
 	}
 	if o.FetchBytes == 0 {
 		o.FetchBytes = 4 << 20
@@ -86,6 +93,7 @@ func (o *Options) Validate() error {
 		{"queue bytes", o.QueueBytes},
 		{"chunk bytes", int64(o.ChunkBytes)},
 		{"chunk rows", int64(o.ChunkRows)},
+		{"turn rows", int64(o.TurnRows)},
 		{"fetch bytes", o.FetchBytes},
 	} {
 		if f.v < 1 {

@@ -78,28 +78,98 @@ func (r *run) batch(b *dtx.Batch, rows Rows) error {
 	return nil
 }
 
-// step applies parts one after the other.
-func (r *run) step(base int, parts []dtx.Part, rows Rows) error {
-	for i := range parts {
-		if parts[i].Spool == 0 {
-			continue
+// step applies parts without a TRUNCATE. Those of one content follow each other
+// in order; contents do not depend on each other (dtx.Step) and take turns.
+func (r *run) step(base int, parts []dtx.Part, rows Rows) (err error) {
+	contents := byContent(base, parts)
+	readers := make([]partReader, min(len(contents), openContents))
+	defer func() {
+		for i := range readers {
+			if it := readers[i].it; it != nil {
+				err = errors.Join(err, it.Close())
+			}
 		}
-		r.part = int32(base + i)
-		it, err := rows.Open(parts[i])
-		if err != nil {
-			return err
+	}()
+	return inTurns(len(readers), func(i int) (done bool, err error) {
+		p := &readers[i]
+		if p.it == nil {
+			if len(p.left) == 0 {
+				if len(contents) == 0 {
+					return true, nil
+				}
+				p.left, contents = contents[0], contents[1:]
+			}
+			p.part, p.left = p.left[0], p.left[1:]
+			if r.parts[p.part].Spool == 0 {
+				return false, nil
+			}
+			if p.it, err = rows.Open(r.parts[p.part]); err != nil {
+				return false, err
+			}
 		}
-		trunc, err := r.read(it)
+		r.part = p.part
+		trunc, more, err := r.read(p.it)
 		if trunc != nil && err == nil {
 			err = r.partError("a TRUNCATE stands in a transaction that was not marked as a barrier",
 				"This is a fault in cbrepl's own batching; please report it")
 		}
-		if err = errors.Join(err, it.Close()); err != nil {
-			return err
+		if more || err != nil {
+			return false, err
 		}
-		if err := r.endPart(); err != nil {
-			return err
+		it := p.it
+		p.it = nil
+		if err := it.Close(); err != nil {
+			return false, err
 		}
+		return false, r.endPart()
+	})
+}
+
+// openContents bounds the parts that a step reads at a time.
+const openContents = 32
+
+// partReader reads the parts of one content after the other.
+type partReader struct {
+	it   RowIter // of part; nil between parts
+	part int32
+	left []int32
+}
+
+// byContent numbers a step's parts, which begin at base in the batch, for each
+// content in order.
+func byContent(base int, parts []dtx.Part) [][]int32 {
+	var out [][]int32
+	at := map[dtx.Content]int{}
+	for i := range parts {
+		n, ok := at[parts[i].Content]
+		if !ok {
+			n = len(out)
+			at[parts[i].Content] = n
+			out = append(out, nil)
+		}
+		out[n] = append(out[n], int32(base+i))
+	}
+	return out
+}
+
+// inTurns calls f for 0 to n-1, and over again for those that are not done.
+func inTurns(n int, f func(i int) (done bool, err error)) error {
+	left := make([]int, n)
+	for i := range left {
+		left[i] = i
+	}
+	for len(left) > 0 {
+		next := left[:0]
+		for _, i := range left {
+			done, err := f(i)
+			if err != nil {
+				return err
+			}
+			if !done {
+				next = append(next, i)
+			}
+		}
+		left = next
 	}
 	return nil
 }
@@ -110,23 +180,26 @@ type truncate struct {
 	restart bool
 }
 
-// read applies changes up to the next TRUNCATE, which it returns, or the end.
-func (r *run) read(it RowIter) (*truncate, error) {
-	for {
+// read applies the changes of a turn, up to the part's end or the next TRUNCATE,
+// which it returns; more tells that the part goes on. Where rows may be held back
+// to their part's end, a part is read in one turn.
+func (r *run) read(it RowIter) (trunc *truncate, more bool, err error) {
+	for n := 0; n < r.e.opt.TurnRows || r.e.deferrable; n++ {
 		c, err := it.Next()
 		if errors.Is(err, io.EOF) {
-			return nil, nil
+			return nil, false, nil
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if c.Type == pgoutput.TypeTruncate {
-			return &truncate{append([]*pgoutput.Relation(nil), c.Relations...), c.RestartIdentity}, nil
+			return &truncate{append([]*pgoutput.Relation(nil), c.Relations...), c.RestartIdentity}, true, nil
 		}
 		if err := r.change(c); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
+	return nil, true, nil
 }
 
 // change folds or passes on one row.

@@ -37,32 +37,37 @@ func (r *run) barrier(base int, parts []dtx.Part, rows Rows) (err error) {
 	for phase := 1; ; phase++ {
 		var cmd *truncate
 		from, without := none, none
-		for i, it := range iters {
+		before := make([]int64, len(iters))
+		err := inTurns(len(iters), func(i int) (done bool, err error) {
+			it := iters[i]
 			if it == nil {
-				continue
+				return true, nil
 			}
 			r.part = int32(base + i)
-			before := r.result.Rows
-			skipped := r.skipped
-			got, err := r.read(it)
-			if err != nil {
-				return err
-			}
+			seen := r.result.Rows + r.skipped
+			got, more, err := r.read(it)
+			before[i] += r.result.Rows + r.skipped - seen
 			switch {
+			case err != nil:
+				return false, err
+			case got == nil && more:
+				return false, nil
 			case got == nil:
-				if r.result.Rows != before || r.skipped != skipped || phase > 1 {
+				if before[i] > 0 || phase > 1 {
 					without = r.part
 				}
-				if err := it.Close(); err != nil {
-					return err
-				}
 				iters[i] = nil
+				return true, it.Close()
 			case cmd == nil:
 				cmd, from = got, r.part
 			case !cmd.equal(got):
-				return r.partError(fmt.Sprintf("TRUNCATE number %d names other tables or options than on content %d",
+				return false, r.partError(fmt.Sprintf("TRUNCATE number %d names other tables or options than on content %d",
 					phase, r.parts[from].Content), "The source's segments disagree; check that the publication is the same on all of them")
 			}
+			return true, nil
+		})
+		if err != nil {
+			return err
 		}
 		if err := r.flushAll(false); err != nil {
 			return err
