@@ -225,7 +225,7 @@ func queryRows2(t testing.TB, dsn, sql string) [][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	defer func() { _ = conn.Close(context.Background()) }()
 	res := conn.ExecParams(context.Background(), sql, nil, nil, nil, nil).Read()
 	if res.Err != nil {
 		t.Fatal(res.Err)
