@@ -1,0 +1,229 @@
+// Package pgbinary turns values from the text that PostgreSQL prints into the
+// binary form that the type's receive function reads (the server's *recv and
+// *send functions), without a server and without allocating.
+//
+// Only what a server prints with ISO dates and hexadecimal bytea is known, and
+// only types whose two forms hold exactly the same. Anything else a type's input
+// function would take (blanks, other date styles, years before Christ) is not
+// guessed at: the caller sends text instead.
+package pgbinary
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"math"
+	"strconv"
+)
+
+// Encoder appends the binary form of a printed value to dst. It is false, and
+// the result is to be dropped, where the text is none that it knows.
+type Encoder func(dst, text []byte) ([]byte, bool)
+
+// Object identifiers of built-in types (pg_type.dat).
+const (
+	boolOID        = 16
+	byteaOID       = 17
+	int8OID        = 20
+	int2OID        = 21
+	int4OID        = 23
+	textOID        = 25
+	oidOID         = 26
+	jsonOID        = 114
+	float4OID      = 700
+	float8OID      = 701
+	bpcharOID      = 1042
+	varcharOID     = 1043
+	dateOID        = 1082
+	timeOID        = 1083
+	timestampOID   = 1114
+	timestamptzOID = 1184
+	numericOID     = 1700
+	uuidOID        = 2950
+	jsonbOID       = 3802
+)
+
+var encoders = map[uint32]Encoder{
+	boolOID:        encodeBool,
+	byteaOID:       encodeBytea,
+	int8OID:        encodeInt8,
+	int2OID:        encodeInt2,
+	int4OID:        encodeInt4,
+	textOID:        Raw,
+	oidOID:         encodeOID,
+	jsonOID:        Raw,
+	float4OID:      encodeFloat4,
+	float8OID:      encodeFloat8,
+	bpcharOID:      Raw,
+	varcharOID:     Raw,
+	dateOID:        encodeDate,
+	timeOID:        encodeTime,
+	timestampOID:   encodeTimestamp,
+	timestamptzOID: encodeTimestamptz,
+	numericOID:     encodeNumeric,
+	uuidOID:        encodeUUID,
+	jsonbOID:       encodeJSONB,
+}
+
+// ForType returns the encoder of a built-in type, nil where there is none.
+func ForType(oid uint32) Encoder { return encoders[oid] }
+
+// Raw is the encoder of types whose binary form is their text: text types and
+// enums.
+func Raw(dst, text []byte) ([]byte, bool) { return append(dst, text...), true }
+
+var decoders = map[uint32]func(b []byte) []byte{
+	int8OID: func(b []byte) []byte { return strconv.AppendInt(nil, int64(binary.BigEndian.Uint64(b)), 10) },
+	int4OID: func(b []byte) []byte { return strconv.AppendInt(nil, int64(int32(binary.BigEndian.Uint32(b))), 10) },
+	int2OID: func(b []byte) []byte { return strconv.AppendInt(nil, int64(int16(binary.BigEndian.Uint16(b))), 10) },
+	uuidOID: func(b []byte) []byte {
+		out := make([]byte, 0, 36)
+		for i, n := range []int{4, 2, 2, 2, 6} {
+			if i > 0 {
+				out = append(out, '-')
+			}
+			out, b = hex.AppendEncode(out, b[:n]), b[n:]
+		}
+		return out
+	},
+	textOID:    rawText,
+	bpcharOID:  rawText,
+	varcharOID: rawText,
+}
+
+func rawText(b []byte) []byte { return b }
+
+// Reversible reports whether Text knows the type: those that keys mostly have.
+func Reversible(oid uint32) bool { return decoders[oid] != nil }
+
+// Text prints a value that the type's encoder made.
+func Text(oid uint32, b []byte) []byte { return decoders[oid](b) }
+
+func encodeBool(dst, text []byte) ([]byte, bool) {
+	if len(text) != 1 || text[0] != 't' && text[0] != 'f' {
+		return dst, false
+	}
+	if text[0] == 't' {
+		return append(dst, 1), true
+	}
+	return append(dst, 0), true
+}
+
+// parseUint reads decimal digits, at most 19: the largest does not overflow.
+func parseUint(text []byte) (n uint64, ok bool) {
+	if len(text) == 0 || len(text) > 19 {
+		return 0, false
+	}
+	for _, c := range text {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + uint64(c-'0')
+	}
+	return n, true
+}
+
+// parseInt reads a decimal number of so many bits.
+func parseInt(text []byte, bits int) (int64, bool) {
+	negative := len(text) > 0 && text[0] == '-'
+	if negative {
+		text = text[1:]
+	}
+	n, ok := parseUint(text)
+	limit := uint64(1) << (bits - 1)
+	if !ok || n > limit || n == limit && !negative {
+		return 0, false
+	}
+	if negative {
+		return -int64(n), true
+	}
+	return int64(n), true
+}
+
+func encodeInt8(dst, text []byte) ([]byte, bool) {
+	n, ok := parseInt(text, 64)
+	return binary.BigEndian.AppendUint64(dst, uint64(n)), ok
+}
+
+func encodeInt4(dst, text []byte) ([]byte, bool) {
+	n, ok := parseInt(text, 32)
+	return binary.BigEndian.AppendUint32(dst, uint32(n)), ok
+}
+
+func encodeInt2(dst, text []byte) ([]byte, bool) {
+	n, ok := parseInt(text, 16)
+	return binary.BigEndian.AppendUint16(dst, uint16(n)), ok
+}
+
+func encodeOID(dst, text []byte) ([]byte, bool) {
+	n, ok := parseUint(text)
+	return binary.BigEndian.AppendUint32(dst, uint32(n)), ok && n <= math.MaxUint32
+}
+
+// parseFloat reads a decimal number, NaN or an infinity. Both sides round to the
+// nearest value, so the bits are those that the server would come to.
+func parseFloat(text []byte, bits int) (float64, bool) {
+	switch string(text) {
+	case "NaN":
+		return math.Float64frombits(0x7ff8000000000000), true
+	case "Infinity":
+		return math.Inf(1), true
+	case "-Infinity":
+		return math.Inf(-1), true
+	}
+	for _, c := range text {
+		if (c < '0' || c > '9') && c != '.' && c != '-' && c != '+' && c != 'e' {
+			return 0, false // what only ParseFloat takes
+		}
+	}
+	f, err := strconv.ParseFloat(string(text), bits)
+	return f, err == nil
+}
+
+func encodeFloat8(dst, text []byte) ([]byte, bool) {
+	f, ok := parseFloat(text, 64)
+	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f)), ok
+}
+
+func encodeFloat4(dst, text []byte) ([]byte, bool) {
+	f, ok := parseFloat(text, 32)
+	return binary.BigEndian.AppendUint32(dst, math.Float32bits(float32(f))), ok
+}
+
+func encodeBytea(dst, text []byte) ([]byte, bool) {
+	if len(text) < 2 || text[0] != '\\' || text[1] != 'x' {
+		return dst, false
+	}
+	return appendHex(dst, text[2:])
+}
+
+func appendHex(dst, text []byte) ([]byte, bool) {
+	dst, err := hex.AppendDecode(dst, text)
+	return dst, err == nil
+}
+
+func encodeUUID(dst, text []byte) ([]byte, bool) {
+	if len(text) != 36 {
+		return dst, false
+	}
+	for i, n := range [...]int{8, 4, 4, 4, 12} {
+		if i > 0 {
+			if text[0] != '-' {
+				return dst, false
+			}
+			text = text[1:]
+		}
+		var ok bool
+		if dst, ok = appendHex(dst, text[:n]); !ok {
+			return dst, false
+		}
+		text = text[n:]
+	}
+	return dst, true
+}
+
+// jsonbVersion begins every value of jsonb_send.
+const jsonbVersion = 1
+
+func encodeJSONB(dst, text []byte) ([]byte, bool) {
+	return append(append(dst, jsonbVersion), text...), true
+}
