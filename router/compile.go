@@ -118,20 +118,12 @@ func (c compiler) base(b *builtin) *node {
 // discreteRanges are the built-in range types with a canonical function.
 var discreteRanges = [...]uint32{3904, 3912, 3926}
 
-// baseOf looks through domains.
-func baseOf(t *Type) *Type {
-	for i := 0; t != nil && t.Kind == DomainType && i < maxNesting; i++ {
-		t = t.Elem
-	}
-	return t
-}
-
 // legacyPrefix starts the names of the legacy hash operator classes.
 const legacyPrefix = "cdbhash_"
 
 // compileLegacy returns the node of t for the legacy class opclass.
 func (c compiler) compileLegacy(t *Type, opclass string) (*node, error) {
-	bt := baseOf(t)
+	bt := t.Base()
 	if bt == nil {
 		return nil, fmt.Errorf("nothing is known about the type")
 	}
@@ -160,7 +152,7 @@ func (c compiler) compileLegacy(t *Type, opclass string) (*node, error) {
 		if opclass != "cdbhash_array_ops" {
 			return nil, fmt.Errorf("operator class %s is not one of the type's (cdbhash_array_ops)", opclass)
 		}
-		et := baseOf(bt.Elem)
+		et := bt.Elem.Base()
 		var b *builtin
 		if et != nil && et.Kind == BaseType && et.Extension == "" {
 			b = builtinByOID(et.OID)

@@ -43,6 +43,14 @@ type Type struct {
 	Nondeterministic bool
 }
 
+// Base looks through domains; nil where the type beneath is not known.
+func (t *Type) Base() *Type {
+	for i := 0; t != nil && t.Kind == DomainType && i < maxNesting; i++ {
+		t = t.Elem
+	}
+	return t
+}
+
 // Column is one column of a distribution key.
 type Column struct {
 	Name string

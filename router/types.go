@@ -255,7 +255,7 @@ func NamedOpclass(t *Type, word string) (string, error) {
 	default:
 		return word, nil
 	}
-	bt := baseOf(t)
+	bt := t.Base()
 	if bt != nil && bt.Kind == ArrayType {
 		return "cdbhash_array_ops", nil
 	}

@@ -40,7 +40,10 @@ type CopyOp struct {
 	Cols []int
 	// Data is the body of a COPY in text format: Rows lines, tabs, \N for NULL.
 	Data []byte
-	Rows int64
+	// Binary tells that Data is in binary format (Options.BinaryCopy). It is never
+	// set together with SkipDuplicates, nor for tables with deferrable constraints.
+	Binary bool
+	Rows   int64
 	// SkipDuplicates leaves rows out that violate a unique or exclusion
 	// constraint, earlier rows of the same operation included.
 	SkipDuplicates bool

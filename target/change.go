@@ -15,6 +15,8 @@ type window struct {
 	// bufs are inserts in COPY format per segment; the last is for rows that go
 	// everywhere.
 	bufs []copyBuf
+	// long is set once inserts have filled a chunk.
+	long bool
 	fold *fold
 	// held is set when the fold begins with inserts held back, which do not count
 	// in bytes and rows.
@@ -33,25 +35,6 @@ const (
 	// modeFold: the table has updates or deletes; changes are folded.
 	modeFold
 )
-
-// copyBuf is one segment's pending inserts.
-type copyBuf struct {
-	data []byte
-	rows int64
-	// marks say which part rows come from, by the first row of each run.
-	marks []mark
-}
-
-type mark struct {
-	row  int64
-	part int32
-}
-
-func (b *copyBuf) mark(part int32) {
-	if n := len(b.marks); n == 0 || b.marks[n-1].part != part {
-		b.marks = append(b.marks, mark{b.rows, part})
-	}
-}
 
 // decode reads a tuple of the current relation into dst, in target column order.
 func (r *run) decode(t *table, dst []pgoutput.Value, tup pgoutput.Tuple) ([]pgoutput.Value, error) {
@@ -102,34 +85,7 @@ func (r *run) insert(t *table, c *pgoutput.Change) error {
 	if seg == somewhere {
 		return r.missingValue(t, r.vals, r.part)
 	}
-	return r.addCopy(t, seg, t.shape.cols, r.vals, r.part)
-}
-
-// addCopy appends a row to the inserts pending for a place, and sends them when
-// they fill a chunk.
-func (r *run) addCopy(t *table, place int, cols []int, vals []pgoutput.Value, part int32) error {
-	if t.bufs == nil {
-		t.bufs = make([]copyBuf, len(t.segs)+1)
-	}
-	b := t.buf(place)
-	if b.data == nil {
-		b.data = r.e.pool.buf()
-	}
-	before := len(b.data)
-	data, ok := appendCopyRow(b.data, vals)
-	if !ok {
-		return r.missingValue(t, vals, part)
-	}
-	b.mark(part)
-	b.data = data
-	b.rows++
-	if t.mode == modePass {
-		r.hold(t, int64(len(data)-before), 0)
-	}
-	if len(data) >= r.e.opt.ChunkBytes {
-		return r.sendCopy(t, place, cols)
-	}
-	return nil
+	return r.addCopy(t, seg, &t.shape.row, r.vals, r.part)
 }
 
 // missingValue reports an insert without a value for a column: a row filter
@@ -156,20 +112,6 @@ func (t *table) buf(seg int) *copyBuf {
 	return &t.bufs[seg]
 }
 
-// appendCopyRow appends values as a line of COPY; false when one is missing.
-func appendCopyRow(dst []byte, vals []pgoutput.Value) ([]byte, bool) {
-	for i, v := range vals {
-		if i > 0 {
-			dst = append(dst, '\t')
-		}
-		if v.Kind == pgoutput.ValueUnchanged {
-			return dst, false
-		}
-		dst = appendCopyField(dst, v)
-	}
-	return append(dst, '\n'), true
-}
-
 // startFold switches a table to folding; what was passed on stays before it.
 func (r *run) startFold(t *table, what string) error {
 	if len(t.shape.key) == 0 {
@@ -180,7 +122,7 @@ func (r *run) startFold(t *table, what string) error {
 		return nil
 	}
 	if t.mode == modePass {
-		if err := r.sendCopies(t, t.shape.cols); err != nil {
+		if err := r.sendCopies(t, &t.shape.row); err != nil {
 			return err
 		}
 	}

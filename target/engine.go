@@ -96,6 +96,7 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 		if t, err = newTable(tt, e.segments); err != nil {
 			return problem("", "%v", err)
 		}
+		t.encode = e.encoders(tt)
 		e.tables[n] = t
 		break
 	}

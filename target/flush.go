@@ -30,7 +30,7 @@ func (r *run) flush(t *table, midway bool) error {
 		if err := fl.inserts(); err != nil {
 			return err
 		}
-	} else if err := r.sendCopies(t, t.shape.cols); err != nil {
+	} else if err := r.sendCopies(t, &t.shape.row); err != nil {
 		return err
 	}
 	r.hold(t, -t.bytes, -t.rows)
@@ -125,11 +125,6 @@ func (fl *flusher) changes() error {
 		return err
 	}
 	return fl.updates()
-}
-
-// withExtra lists the columns of a row with fetched extra columns.
-func (s *shape) withExtra() []int {
-	return append(append([]int(nil), s.cols...), s.extra...)
 }
 
 // uncertain reports whether a row's present segment is only guessed or not
@@ -286,16 +281,16 @@ func (s *shape) targets(cols []int) []int {
 // inserts sends new and moved rows: first those without, then those with
 // fetched extra columns.
 func (fl *flusher) inserts() error {
-	more, err := fl.insertRows(false, fl.sh.cols)
+	more, err := fl.insertRows(false, &fl.sh.row)
 	if err == nil && more {
-		_, err = fl.insertRows(true, fl.sh.withExtra())
+		_, err = fl.insertRows(true, &fl.sh.fullRow)
 	}
 	return err
 }
 
 // insertRows sends the rows with or without extra columns, and tells whether
 // there are others.
-func (fl *flusher) insertRows(fetched bool, cols []int) (more bool, err error) {
+func (fl *flusher) insertRows(fetched bool, l *layout) (more bool, err error) {
 	f, t := fl.f, fl.t
 	for n := range f.records {
 		rec := &f.records[n]
@@ -316,9 +311,9 @@ func (fl *flusher) insertRows(fetched bool, cols []int) (more bool, err error) {
 			return more, err
 		}
 		fl.v = appendValues(fl.v, ext)
-		if err := fl.addCopy(t, place, cols, fl.v, rec.part); err != nil {
+		if err := fl.addCopy(t, place, l, fl.v, rec.part); err != nil {
 			return more, err
 		}
 	}
-	return more, fl.sendCopies(t, cols)
+	return more, fl.sendCopies(t, l)
 }

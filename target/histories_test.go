@@ -123,6 +123,7 @@ func TestRandomHistories(t *testing.T) {
 			ChunkBytes:  rapid.SampledFrom([]int{1, 50, 1 << 20}).Draw(rt, "chunk bytes"),
 			ChunkRows:   rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "chunk rows"),
 			TurnRows:    rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "turn rows"),
+			BinaryCopy:  s.coin("binary copy"),
 			HoldBytes:   1 << 20,
 			FetchBytes:  int64(rapid.SampledFrom([]int{1, 2000, 1 << 20}).Draw(rt, "fetch bytes")),
 			QueueBytes:  int64(rapid.SampledFrom([]int{1, 100, 1 << 20}).Draw(rt, "queue bytes")),

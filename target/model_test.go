@@ -3,6 +3,7 @@ package target
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -96,26 +97,21 @@ func (m *model) Copy(_ context.Context, seg dtx.Content, op *CopyOp) (int64, err
 	if err := m.begin(); err != nil {
 		return 0, err
 	}
-	lines := strings.SplitAfter(string(op.Data), "\n")
-	lines = lines[:len(lines)-1]
-	if int64(len(lines)) != op.Rows {
-		return 0, fmt.Errorf("COPY of %d lines, announced %d rows", len(lines), op.Rows)
+	if op.Binary && op.SkipDuplicates {
+		return 0, fmt.Errorf("COPY in binary format that skips duplicates")
+	}
+	rows, err := copyBody(op)
+	if err != nil {
+		return 0, err
 	}
 	var n int64
-	for i, line := range lines {
+	for i, fields := range rows {
 		r := &mrow{vals: make([]mval, len(op.Table.Columns))}
 		for c := range op.Table.Columns {
 			r.vals[c] = mval{text: "default", null: !op.Table.Columns[c].HasDefault}
 		}
-		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
-		if len(fields) != len(op.Cols) {
-			return n, fmt.Errorf("COPY line with %d fields, want %d", len(fields), len(op.Cols))
-		}
 		for j, c := range op.Cols {
-			r.vals[c] = mval{null: fields[j] == `\N`}
-			if !r.vals[c].null {
-				r.vals[c].text = copyUnescaper.Replace(fields[j])
-			}
+			r.vals[c] = fields[j]
 		}
 		if m.conflicts(op.Table, seg, r) {
 			if op.SkipDuplicates {
@@ -127,6 +123,51 @@ func (m *model) Copy(_ context.Context, seg dtx.Content, op *CopyOp) (int64, err
 		n++
 	}
 	return n, nil
+}
+
+// copyBody reads the rows of a COPY of text columns.
+func copyBody(op *CopyOp) ([][]mval, error) {
+	var out [][]mval
+	if op.Binary {
+		b, ok := bytes.CutPrefix(op.Data, []byte(binaryHeader))
+		for ok && len(b) > 2 {
+			var row []mval
+			ok = int(binary.BigEndian.Uint16(b)) == len(op.Cols)
+			b = b[2:]
+			for range op.Cols {
+				n := binary.BigEndian.Uint32(b)
+				b = b[4:]
+				if n == nullLength {
+					row = append(row, mval{null: true})
+					continue
+				}
+				row = append(row, mval{text: string(b[:n])})
+				b = b[n:]
+			}
+			out = append(out, row)
+		}
+		if !ok || string(b) != binaryTrailer {
+			return nil, fmt.Errorf("COPY with a malformed binary body")
+		}
+	} else {
+		for line := range strings.Lines(string(op.Data)) {
+			fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+			if len(fields) != len(op.Cols) {
+				return nil, fmt.Errorf("COPY line with %d fields, want %d", len(fields), len(op.Cols))
+			}
+			row := make([]mval, len(fields))
+			for j, f := range fields {
+				if row[j].null = f == `\N`; !row[j].null {
+					row[j].text = copyUnescaper.Replace(f)
+				}
+			}
+			out = append(out, row)
+		}
+	}
+	if int64(len(out)) != op.Rows {
+		return nil, fmt.Errorf("COPY of %d rows, announced %d", len(out), op.Rows)
+	}
+	return out, nil
 }
 
 func setValues(s Set, n int) [][]mval {

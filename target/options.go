@@ -44,6 +44,10 @@ type Options struct {
 	// FetchBytes is the size aimed at for rows fetched from the target by one
 	// statement. 0 is 4 MiB.
 	FetchBytes int64
+	// BinaryCopy lets inserts be sent in COPY's binary format, which costs the
+	// server a quarter less than text, where every value's binary form is known
+	// exactly. The backend has to take both formats.
+	BinaryCopy bool
 	// TempDir takes fetched rows that do not fit a window; "" is the system's
 	// directory for temporary files.
 	TempDir string

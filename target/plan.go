@@ -10,6 +10,7 @@ import (
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 	"cbrepl/source"
+	"cbrepl/target/internal/pgbinary"
 )
 
 // placement says how a table's rows find their segment.
@@ -40,7 +41,11 @@ type table struct {
 	// deferrable is set when the source lets rows share unique values inside a
 	// transaction, which the target may not.
 	deferrable bool
-	shapes     []*shape
+	// encode holds, per column, what gives its values their binary form; nil when
+	// rows go as text. textOnly is set once a value had no such form.
+	encode   []pgbinary.Encoder
+	textOnly bool
+	shapes   []*shape
 	window
 }
 
@@ -69,6 +74,8 @@ type shape struct {
 	guards []int // source columns that are guards, ascending by target column
 	set    []int // source columns that an update in place writes
 	extra  []int // target-only columns: kept on update, fetched when a row moves
+	// row is how inserts are laid out, fullRow those with fetched extra columns.
+	row, fullRow layout
 }
 
 // relation is what the engine knows of one pgoutput.Relation.
@@ -235,6 +242,8 @@ func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (sh *shape, 
 	if !sh.images && len(sh.key) > 0 {
 		sh.place = sh.key
 	}
+	sh.row = t.layoutOf(sh.cols, sh.keyTarget)
+	sh.fullRow = t.layoutOf(slices.Concat(sh.cols, sh.extra), sh.keyTarget)
 	if len(order) == len(rel.Columns) && slices.IsSorted(order) {
 		order = nil
 	}

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 
 	"cbrepl/dtx"
 )
 
 // sendCopies sends what is left in the table's insert buffers.
-func (r *run) sendCopies(t *table, cols []int) error {
+func (r *run) sendCopies(t *table, l *layout) error {
 	for i := range t.bufs {
 		if t.bufs[i].rows == 0 {
 			continue
@@ -19,7 +18,7 @@ func (r *run) sendCopies(t *table, cols []int) error {
 		if i == len(t.segs) {
 			place = everywhere
 		}
-		if err := r.sendCopy(t, place, cols); err != nil {
+		if err := r.sendCopy(t, place, l); err != nil {
 			return err
 		}
 	}
@@ -27,17 +26,17 @@ func (r *run) sendCopies(t *table, cols []int) error {
 }
 
 // sendCopy queues one buffer of inserts.
-func (r *run) sendCopy(t *table, place int, cols []int) error {
+func (r *run) sendCopy(t *table, place int, l *layout) error {
 	b := t.buf(place)
+	if t.mode == modePass {
+		r.hold(t, -int64(len(b.data)), 0)
+	}
 	op := &CopyOp{
-		Table: t.Table, Cols: cols, Data: b.data, Rows: b.rows,
+		Table: t.Table, Cols: l.cols, Data: b.body(), Binary: b.binary, Rows: b.rows,
 		SkipDuplicates: r.e.opt.OnConflict == ConflictLog,
 	}
 	marks, shape := b.marks, t.shape
 	*b = copyBuf{}
-	if t.mode == modePass {
-		r.hold(t, -int64(len(op.Data)), 0)
-	}
 	free := func() { r.e.pool.putBuf(op.Data) }
 	return r.broadcast(t, place, int64(len(op.Data)), free, func(ctx context.Context, i int) error {
 		n, err := r.be.Copy(ctx, t.segs[i], op)
@@ -53,26 +52,6 @@ func (r *run) sendCopy(t *table, place int, cols []int) error {
 
 // first is the index of the first segment of a place.
 func (r *run) first(place int) int { return max(place, 0) }
-
-// partOf finds the part that a row of a copy buffer came from.
-func partOf(marks []mark, row int64) int32 {
-	i, found := slices.BinarySearchFunc(marks, row, func(m mark, row int64) int {
-		switch {
-		case m.row < row:
-			return -1
-		case m.row > row:
-			return 1
-		}
-		return 0
-	})
-	if !found {
-		i--
-	}
-	if i < 0 {
-		return none
-	}
-	return marks[i].part
-}
 
 // broadcast queues f for every segment of a place; free is called when all are
 // done.
@@ -113,26 +92,6 @@ func (r *run) copyError(t *table, sh *shape, seg dtx.Content, op *CopyOp, marks 
 	}
 	return r.opError(t, seg, part, "insert rows", err)
 }
-
-// copyKey reads the identity of a row back from the lines of a COPY.
-func copyKey(sh *shape, op *CopyOp, row int) [][]byte {
-	lines := strings.Split(string(op.Data), "\n")
-	if row >= len(lines) {
-		return nil
-	}
-	fields := strings.Split(lines[row], "\t")
-	var key [][]byte
-	for _, c := range sh.keyTarget {
-		i := slices.Index(op.Cols, c)
-		if i < 0 || i >= len(fields) {
-			return nil
-		}
-		key = append(key, []byte(copyUnescaper.Replace(fields[i])))
-	}
-	return key
-}
-
-var copyUnescaper = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r", `\t`, "\t")
 
 // onlyPart returns the part that all n entries name, or the first entry of
 // several that belong to one dtx; none otherwise.

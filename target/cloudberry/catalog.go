@@ -82,7 +82,7 @@ func (f *tableFacts) anyable(keys []int) bool {
 	if len(keys) != 1 {
 		return false
 	}
-	t := pgside.BaseType(f.Columns[keys[0]].Type)
+	t := f.Columns[keys[0]].Type.Base()
 	return t != nil && (t.Kind == router.BaseType || t.Kind == router.EnumType)
 }
 

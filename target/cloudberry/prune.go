@@ -63,7 +63,7 @@ func distinct(v *target.Vec, limit int) *target.Vec {
 // ordered reports whether a type has one order, whatever the collation, and min
 // and max on every server.
 func ordered(c *target.Column) bool {
-	t := pgside.BaseType(c.Type)
+	t := c.Type.Base()
 	if t == nil || t.Kind != router.BaseType {
 		return false
 	}

@@ -125,6 +125,7 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	ctx, cancel := context.WithTimeout(ctx, t.opts.LockTimeout+t.opts.DecideTimeout)
 	defer cancel()
 	n.phase = begun
+	n.begun++
 	sql := make([]byte, 0, 192)
 	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
 	sql = strconv.AppendUint(sql, t.tried.batch, 10)
@@ -293,13 +294,13 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 
 // shardConn returns the connection of a shard inside the batch's transaction,
 // which it opens on first use. It is how the SQL of a batch reaches a shard.
-func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error) {
+func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, uint64, error) {
 	if seg < 0 || int(seg) >= len(t.shards) {
-		return nil, stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+		return nil, 0, stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
 	}
 	n := t.shards[seg]
 	if err := t.begin(ctx, n); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return n.conn, nil
+	return n.conn, n.begun, nil
 }

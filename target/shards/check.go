@@ -126,7 +126,9 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	for i := range segments {
 		segments[i] = dtx.Content(i)
 	}
-	engine, err := target.NewEngine(t.opts.Engine, t.opts.Names, usable, list, segments)
+	opt := t.opts.Engine
+	opt.BinaryCopy = !t.textOnly.Load()
+	engine, err := target.NewEngine(opt, t.opts.Names, usable, list, segments)
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}

@@ -255,7 +255,7 @@ type oneRow struct{ t *Target }
 
 func (e oneRow) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows, _ target.Backend) (target.Result, error) {
 	return target.Result{}, e.t.eachShard(ctx, opApply, func(ctx context.Context, n *node) error {
-		conn, err := e.t.shardConn(ctx, dtx.Content(n.index))
+		conn, _, err := e.t.shardConn(ctx, dtx.Content(n.index))
 		if err != nil {
 			return err
 		}

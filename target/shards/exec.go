@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -20,18 +21,26 @@ import (
 // and casts. Sessions run as replica (no triggers, rules or foreign keys).
 type executor struct {
 	segments []dtx.Content
-	// conn returns the connection of a shard inside the batch's transaction.
-	conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)
+	// conn returns the connection of a shard inside the batch's transaction, and
+	// the number of that transaction.
+	conn connector
 	// prepared are the statements of each shard's connection.
 	prepared []statements
+	// types are the tables whose types were checked in each shard's transaction.
+	types []checkedTypes
+	// refused is set when a server did not take the binary form of rows.
+	refused *atomic.Bool
 }
+
+// connector opens a shard's transaction on first use. It is called from that
+// shard's goroutine.
+type connector func(ctx context.Context, seg dtx.Content) (conn *pgconn.PgConn, tx uint64, err error)
 
 var _ target.Backend = (*executor)(nil)
 
-// newBackend returns the backend over n shards; conn opens the batch's
-// transaction of a shard on first use and is called from that shard's goroutine.
-func newBackend(n int, conn func(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, error)) target.Backend {
-	e := &executor{conn: conn, prepared: make([]statements, n)}
+// newBackend returns the backend over n shards.
+func newBackend(n int, conn connector, refused *atomic.Bool) target.Backend {
+	e := &executor{conn: conn, prepared: make([]statements, n), types: make([]checkedTypes, n), refused: refused}
 	for i := range n {
 		e.segments = append(e.segments, dtx.Content(i))
 	}
@@ -47,9 +56,12 @@ const opRows = "apply rows"
 // Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
 // they are the exception.
 func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *target.CopyOp) (int64, error) {
-	conn, err := e.conn(ctx, seg)
+	conn, tx, err := e.conn(ctx, seg)
 	if err != nil {
 		return 0, err
+	}
+	if op.Binary {
+		return e.copyBinary(ctx, seg, conn, tx, op)
 	}
 	if !op.SkipDuplicates {
 		return copyIn(ctx, conn, op)
@@ -149,7 +161,7 @@ func (e *executor) DeleteImages(ctx context.Context, seg dtx.Content, op *target
 // run executes q and reads its answer: ordinals with fetched columns, or counts
 // with the ordinals that were missing.
 func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, rows int, fetched bool, columns int) (target.Found, error) {
-	conn, err := e.conn(ctx, seg)
+	conn, _, err := e.conn(ctx, seg)
 	if err != nil {
 		return target.Found{}, err
 	}
@@ -205,7 +217,7 @@ func readCounts(res *pgconn.Result) target.Found {
 
 // Truncate empties tables.
 func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*target.Table, restartIdentity bool) error {
-	conn, err := e.conn(ctx, seg)
+	conn, _, err := e.conn(ctx, seg)
 	if err != nil {
 		return err
 	}

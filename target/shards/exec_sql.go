@@ -95,7 +95,7 @@ func (q *query) keysMatch(t *target.Table, keys target.Set) {
 		col := &t.Columns[c]
 		q.WriteString("t." + pgside.Column(t, c) + " " + pgside.Equals(col) + " ")
 		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
-		if b := pgside.BaseType(col.Type); indexed && b != nil && b.Kind != router.ArrayType {
+		if b := col.Type.Base(); indexed && b != nil && b.Kind != router.ArrayType {
 			val = "ANY (ARRAY[" + val + "])"
 		}
 		q.WriteString(val)
@@ -195,7 +195,7 @@ func (q *query) deleteByList(op *target.DeleteOp) bool {
 	}
 	c := op.Keys.Cols[0]
 	col := &t.Columns[c]
-	if b := pgside.BaseType(col.Type); b == nil || b.Kind == router.ArrayType {
+	if b := col.Type.Base(); b == nil || b.Kind == router.ArrayType {
 		return false
 	}
 	q.keyed = true

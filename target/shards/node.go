@@ -24,6 +24,8 @@ type node struct {
 	// What the current batch has done here.
 	phase phase
 	gid   string
+	// begun counts the batches begun here.
+	begun uint64
 	// reply is the answer still to be read of a message that was sent ahead.
 	reply *pgconn.MultiResultReader
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
@@ -25,6 +26,9 @@ type Target struct {
 	// engine is made anew by every Open.
 	engine  engine
 	backend target.Backend
+	// textOnly is set once a server has refused the binary form of rows: engines
+	// made from then on send text.
+	textOnly atomic.Bool
 
 	open  bool
 	epoch uint64
@@ -106,7 +110,7 @@ func New(o Options) (*Target, error) {
 	if err := pgside.Together("read configuration", errs); err != nil {
 		return nil, err
 	}
-	t.backend = placed{newBackend(len(t.shards), t.shardConn), t.shards, o.StatementTimeout + hangGrace}
+	t.backend = placed{newBackend(len(t.shards), t.shardConn, &t.textOnly), t.shards, o.StatementTimeout + hangGrace}
 	return t, nil
 }
 

@@ -176,7 +176,7 @@ func (w *writer) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows, _ targe
 }
 
 func (w *writer) write(ctx context.Context, seg dtx.Content, seq uint64, c change) error {
-	conn, err := w.t.shardConn(ctx, seg)
+	conn, _, err := w.t.shardConn(ctx, seg)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (w *writer) write(ctx context.Context, seg dtx.Content, seq uint64, c chang
 			return err
 		}
 	}
-	if conn, err = w.t.shardConn(ctx, seg); err != nil { // asked for again: the same transaction
+	if conn, _, err = w.t.shardConn(ctx, seg); err != nil { // asked for again: the same transaction
 		return err
 	}
 	return conn.Exec(ctx, fmt.Sprintf("INSERT INTO app.log SELECT %d, n FROM generate_series(0, %d) n", seq, c.rows-1)).Close()

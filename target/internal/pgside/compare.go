@@ -31,18 +31,10 @@ func Cast(t *target.Table, c int, v string) string { return v + "::" + t.Columns
 // pg_catalog only; a type of another schema has its operator there, too.
 func Equals(c *target.Column) string {
 	schema, _, _ := strings.Cut(strings.ReplaceAll(c.CastType, `"`, ""), ".")
-	if schema == "pg_catalog" || BaseType(c.Type) == nil || BaseType(c.Type).Kind != router.BaseType {
+	if schema == "pg_catalog" || c.Type.Base() == nil || c.Type.Base().Kind != router.BaseType {
 		return "="
 	}
 	return "OPERATOR(" + c.CastType[:strings.LastIndex(c.CastType, ".")] + ".=)"
-}
-
-// BaseType looks through domains.
-func BaseType(t *router.Type) *router.Type {
-	for t != nil && t.Kind == router.DomainType && t.Elem != nil {
-		t = t.Elem
-	}
-	return t
 }
 
 // exactTypes are the types of pg_catalog whose values are equal exactly when
@@ -61,7 +53,7 @@ var hashedTypes = map[uint32]bool{700: true, 701: true, 1186: true, 1700: true, 
 // Exact reports whether the values of a column are equal exactly when they print
 // alike.
 func Exact(c *target.Column) bool {
-	t := BaseType(c.Type)
+	t := c.Type.Base()
 	if t == nil || c.Nondeterministic {
 		return false
 	}
@@ -71,7 +63,7 @@ func Exact(c *target.Column) bool {
 // Hashed reports whether values of a column that print alike are equal by an
 // operator that a hash join can use; xid and cid have none before PostgreSQL 14.
 func Hashed(c *target.Column) bool {
-	t := BaseType(c.Type)
+	t := c.Type.Base()
 	if t == nil {
 		return false
 	}
@@ -104,7 +96,7 @@ var floatSend = map[uint32]string{
 // sendFunction is the binary output function of a type that holds floating-point
 // numbers, "" for others.
 func sendFunction(t *router.Type) string {
-	t = BaseType(t)
+	t = t.Base()
 	if !hasFloats(t) {
 		return ""
 	}
