@@ -30,6 +30,8 @@ type Backend interface {
 	DeleteImages(ctx context.Context, seg dtx.Content, op *ImageOp) (Found, error)
 	// Truncate empties tables in one statement, without cascading to others.
 	Truncate(ctx context.Context, seg dtx.Content, tables []*Table, restartIdentity bool) error
+	// KeepAlive shows the segment's server that the transaction is not abandoned.
+	KeepAlive(ctx context.Context, seg dtx.Content) error
 }
 
 // CopyOp inserts rows.

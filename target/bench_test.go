@@ -18,6 +18,8 @@ type discard struct{ segs []dtx.Content }
 
 func (d *discard) Segments() []dtx.Content { return d.segs }
 
+func (d *discard) KeepAlive(context.Context, dtx.Content) error { return nil }
+
 func (d *discard) Copy(_ context.Context, _ dtx.Content, op *CopyOp) (int64, error) {
 	return op.Rows, nil
 }

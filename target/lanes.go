@@ -3,6 +3,7 @@ package target
 import (
 	"context"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -18,6 +19,9 @@ type lanes struct {
 	open   sync.WaitGroup // tasks not yet done
 	room   *semaphore.Weighted
 	limit  int64
+	// every is after how long without a task alive is called for a segment.
+	every time.Duration
+	alive func(ctx context.Context, i int) error
 
 	mu    sync.Mutex
 	fault error // the first
@@ -50,24 +54,39 @@ func (l *lanes) put(i int, t task) error {
 	if l.queues[i] == nil {
 		l.queues[i] = make(chan task, laneDepth)
 		l.group.Add(1)
-		go l.work(l.queues[i])
+		go l.work(i)
 	}
 	l.open.Add(1)
 	l.queues[i] <- t // the goroutine reads until the channel is closed
 	return nil
 }
 
-func (l *lanes) work(q chan task) {
+func (l *lanes) work(i int) {
 	defer l.group.Done()
-	for t := range q {
-		if l.ctx.Err() == nil {
-			if err := t.run(l.ctx); err != nil {
-				l.fail(err)
+	idle := time.NewTimer(l.every)
+	defer idle.Stop()
+	for {
+		select {
+		case t, ok := <-l.queues[i]:
+			if !ok {
+				return
+			}
+			if l.ctx.Err() == nil {
+				if err := t.run(l.ctx); err != nil {
+					l.fail(err)
+				}
+			}
+			t.done()
+			l.room.Release(t.size)
+			l.open.Done()
+		case <-idle.C:
+			if l.ctx.Err() == nil {
+				if err := l.alive(l.ctx, i); err != nil {
+					l.fail(err)
+				}
 			}
 		}
-		t.done()
-		l.room.Release(t.size)
-		l.open.Done()
+		idle.Reset(l.every)
 	}
 }
 

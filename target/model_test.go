@@ -299,6 +299,8 @@ func (m *model) DeleteImages(_ context.Context, seg dtx.Content, op *ImageOp) (F
 	return found, nil
 }
 
+func (m *model) KeepAlive(context.Context, dtx.Content) error { return nil }
+
 func (m *model) Truncate(_ context.Context, seg dtx.Content, tables []*Table, _ bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

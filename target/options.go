@@ -3,6 +3,7 @@ package target
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"cbrepl/dtx"
 )
@@ -48,6 +49,11 @@ type Options struct {
 	// server a quarter less than text, where every value's binary form is known
 	// exactly. The backend has to take both formats.
 	BinaryCopy bool
+	// KeepAlive is after how long without an operation a segment that takes part in
+	// the batch is asked for a sign of life (Backend.KeepAlive): a large transaction
+	// can keep one segment busy for longer than the others' servers let a session
+	// stand idle. 0 is 3 minutes.
+	KeepAlive time.Duration
 	// TempDir takes fetched rows that do not fit a window; "" is the system's
 	// directory for temporary files.
 	TempDir string
@@ -76,6 +82,9 @@ func (o *Options) EnsureDefaults() {
 	if o.TurnRows == 0 {
 		o.TurnRows = 2000
 	}
+	if o.KeepAlive == 0 {
+		o.KeepAlive = 3 * time.Minute
+	}
 	if o.FetchBytes == 0 {
 		o.FetchBytes = 4 << 20
 	}
@@ -99,6 +108,7 @@ func (o *Options) Validate() error {
 		{"chunk rows", int64(o.ChunkRows)},
 		{"turn rows", int64(o.TurnRows)},
 		{"fetch bytes", o.FetchBytes},
+		{"keep alive", int64(o.KeepAlive)},
 	} {
 		if f.v < 1 {
 			errs = append(errs, fmt.Errorf("%s is %d: want at least 1", f.name, f.v))

@@ -47,6 +47,10 @@ type run struct {
 
 func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be Backend) *run {
 	r := &run{e: e, be: be, lanes: newLanes(ctx, len(e.segments), e.opt.QueueBytes)}
+	r.lanes.every = e.opt.KeepAlive
+	r.lanes.alive = func(ctx context.Context, i int) error {
+		return be.KeepAlive(ctx, e.segments[i])
+	}
 	r.spill.dir = e.opt.TempDir
 	for _, s := range b.Steps {
 		r.parts = append(r.parts, s.Parts...)

@@ -138,9 +138,9 @@ func TestOptions(t *testing.T) {
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	bad := Options{OnConflict: 7, WindowBytes: -1, WindowRows: -1, QueueBytes: -1, ChunkBytes: -1, ChunkRows: -1, FetchBytes: -1, HoldBytes: -1, TurnRows: -1}
+	bad := Options{OnConflict: 7, WindowBytes: -1, WindowRows: -1, QueueBytes: -1, ChunkBytes: -1, ChunkRows: -1, FetchBytes: -1, HoldBytes: -1, TurnRows: -1, KeepAlive: -1}
 	err := bad.Validate()
-	if err == nil || strings.Count(err.Error(), "\n") != 8 {
+	if err == nil || strings.Count(err.Error(), "\n") != 9 {
 		t.Errorf("problems: %v", err)
 	}
 }

@@ -218,6 +218,14 @@ func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*target.
 	return nil
 }
 
+// KeepAlive runs an empty query.
+func (b *backend) KeepAlive(ctx context.Context, _ dtx.Content) error {
+	if err := b.s.simple(ctx, ";"); err != nil {
+		return fail(opRows, "", err)
+	}
+	return nil
+}
+
 // Copy inserts rows. Where duplicates are to be skipped the rows are first tried
 // as they are: duplicates are the exception.
 func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *target.CopyOp) (int64, error) {

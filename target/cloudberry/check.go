@@ -89,7 +89,9 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		}
 		usable = append(usable, *src)
 	}
-	engine, err := target.NewEngine(t.opts.Engine, t.opts.Names, usable, list, []dtx.Content{target.ServerPlaced})
+	opt := t.opts.Engine
+	opt.KeepAlive = t.opts.IdleTimeout / 3
+	engine, err := target.NewEngine(opt, t.opts.Names, usable, list, []dtx.Content{target.ServerPlaced})
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}

@@ -128,6 +128,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	opt := t.opts.Engine
 	opt.BinaryCopy = !t.textOnly.Load()
+	opt.KeepAlive = t.opts.IdleTimeout / 3
 	engine, err := target.NewEngine(opt, t.opts.Names, usable, list, segments)
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)

@@ -226,3 +226,15 @@ func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*targ
 	}
 	return nil
 }
+
+// KeepAlive runs an empty query.
+func (e *executor) KeepAlive(ctx context.Context, seg dtx.Content) error {
+	conn, _, err := e.conn(ctx, seg)
+	if err != nil {
+		return err
+	}
+	if err := conn.Exec(ctx, ";").Close(); err != nil {
+		return fail(opRows, "", err)
+	}
+	return nil
+}

@@ -7,6 +7,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
+	"cbrepl/router"
 	"cbrepl/target"
 )
 
@@ -88,5 +89,35 @@ func TestMirrorBinaryAltered(t *testing.T) {
 				t.Errorf("got %s\nwant %s", clip(g), clip(w))
 			}
 		})
+	}
+}
+
+// A server that does not take the bytes gets text from the next Open on, rather
+// than the same bytes for ever.
+func TestMirrorBinaryRefused(t *testing.T) {
+	m := mustMirror(t, mirrorConfig{
+		shards: 1, ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY)`,
+		policies: map[string]string{"app.t": "hash id"}, engine: target.Options{ChunkBytes: 1},
+	})
+	m.exec(m.src[0], "INSERT INTO app.t SELECT generate_series(1, 10)")
+	b := m.batch()
+	typ, _ := router.BuiltinType(23)
+	m.tg.tried = batchID{m.tg.epoch, b.Seq}
+	_, err := m.tg.backend.Copy(t.Context(), 0, &target.CopyOp{
+		Table: &target.Table{Schema: "app", Name: "t", Kind: target.Heap, Columns: []target.Column{{Name: "id", Type: typ}}},
+		Cols:  []int{0}, Data: append([]byte("PGCOPY\n\xff\r\n\x00"), "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x07"...), Binary: true, Rows: 1,
+	})
+	dtxtest.WantError(t, err, dtx.ClassRetry, "report it", "08P01")
+	if !m.tg.textOnly.Load() {
+		t.Error("the binary form would be sent again")
+	}
+	if _, err := m.tg.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.tg.Apply(t.Context(), b, m.rows); err != nil {
+		t.Fatal(err)
+	}
+	if n := m.query(m.o.Shards[0], "SELECT count(*) FROM app.t")[0]; n != `"10"` {
+		t.Errorf("%s rows", n)
 	}
 }

@@ -61,3 +61,9 @@ func (p placed) Truncate(ctx context.Context, seg dtx.Content, tables []*target.
 	defer cancel()
 	return p.name(seg, p.Backend.Truncate(ctx, seg, tables, restartIdentity))
 }
+
+func (p placed) KeepAlive(ctx context.Context, seg dtx.Content) error {
+	ctx, cancel := context.WithTimeout(ctx, p.limit)
+	defer cancel()
+	return p.name(seg, p.Backend.KeepAlive(ctx, seg))
+}
