@@ -245,6 +245,53 @@ func TestBatchesGrow(t *testing.T) {
 	})
 }
 
+// A target that has fallen behind with updates tries one larger batch, to see
+// whether rows change again, and not again before it was close behind.
+func TestBatchesGrowToTry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, o *loopOptions) {
+			o.Limits.batch = merge.Limits{MaxRows: 1_000_000, MaxBytes: 1 << 30, MaxDtxs: 100}
+			r.apply = func(_ context.Context, b *dtx.Batch) (target.Result, error) {
+				if b.GXIDs[0]%2 == 0 {
+					return target.Result{Rows: 20_000}, nil
+				}
+				return target.Result{Rows: 20_000, Updates: 15_000}, nil
+			}
+		})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		r.took()
+		lsn := dtx.LSN(200)
+		// step commits a dtx, with updates if odd, and tells whether it waited.
+		step := func(g dtx.GXID, lag time.Duration, wait bool) {
+			t.Helper()
+			lsn += 10
+			r.commit(g, lsn, time.Now().Add(-lag))
+			if waited := r.took() == ""; waited != wait {
+				t.Fatalf("gxid %d waited: %v", g, waited)
+			}
+			if wait {
+				time.Sleep(growPause)
+				synctest.Wait()
+				if r.took() == "" {
+					t.Fatalf("gxid %d waits although nothing comes", g)
+				}
+			}
+		}
+		const behind, close = time.Minute, time.Second
+		step(10, behind, false)
+		step(11, behind, false) // no updates before it
+		step(13, behind, true)
+		step(15, behind, false)
+		step(17, close, false)
+		step(19, close, false) // not behind
+		step(21, behind, false)
+		step(23, behind, true)
+		step(25, behind, false)
+		_ = r.end()
+	})
+}
+
 // The order of the contract: recorded positions are confirmed at start; apply,
 // then confirm, then release; streams stop last.
 func TestContractOrder(t *testing.T) {

@@ -45,10 +45,10 @@ type machine struct {
 	idleAt  time.Time // positions alone may be recorded from here on
 	readyAt time.Time // when a batch became available, zero when none is
 	// grewAt is when the rows ready were seen to be another number than ready.
-	grewAt  time.Time
-	ready   int64
-	growFor time.Duration // how long the next may wait to grow, by what the last one was like
-	err     error         // why the machine stopped
+	grewAt time.Time
+	ready  int64
+	growth growth
+	err    error // why the machine stopped
 }
 
 // limits are the machine's settings.
@@ -150,7 +150,7 @@ func (m *machine) take(now time.Time) (b dtx.Batch, ok bool, wake time.Time) {
 	l := m.o.batch
 	if m.narrowTo > 0 {
 		l.MaxDtxs = m.narrowTo
-	} else if delay := max(m.o.maxDelay, m.growFor); delay > 0 {
+	} else if delay := max(m.o.maxDelay, m.growth.wait); delay > 0 {
 		if len(m.eng.NeededContents()) > 0 {
 			m.readyAt = time.Time{} // nothing to take
 		} else if m.readyAt.IsZero() {
@@ -255,33 +255,13 @@ func (m *machine) applied(now time.Time, r target.Result) *effects {
 	}
 	m.phase, m.batch, m.attempt, m.cause, m.readyAt = phaseIdle, dtx.Batch{}, 0, nil, time.Time{}
 	if len(b.GXIDs) > 0 {
-		m.growFor, m.ready = 0, 0
-		if b.LastCommitTime != 0 {
-			m.growFor = growth(now.Sub(b.LastCommitTime.Time()), r)
-		}
+		m.ready = 0
+		m.growth.applied(&b, now, r)
 	}
 	if len(b.Positions) > 0 {
 		m.idleAt = now.Add(m.o.idleEvery)
 	}
 	return e
-}
-
-const (
-	growMost     = 2 * time.Second
-	growLagShare = 4                      // of the lag, one part is spent on waiting
-	growRows     = 10_000                 // smaller batches show nothing
-	growFolded   = 4                      // one change in so many has to be needless
-	growPause    = 200 * time.Millisecond // nothing coming for so long ends the wait
-)
-
-// growth says how long the next batch may wait to grow: where rows change again
-// and again, and the target is behind anyway, a larger batch writes each of them
-// once. A part of the lag is all that it may cost, and it ends when nothing comes.
-func growth(lag time.Duration, r target.Result) time.Duration {
-	if r.Rows < growRows || r.Folded*growFolded < r.Rows {
-		return 0
-	}
-	return max(0, min(growMost, lag/growLagShare))
 }
 
 // narrow gives the batch back and asks for half of it, or stops when it cannot

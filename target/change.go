@@ -315,6 +315,7 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 }
 
 func (r *run) update(t *table, c *pgoutput.Change) error {
+	r.result.Updates++
 	if err := r.startFold(t, "an update"); err != nil {
 		return err
 	}
@@ -340,7 +341,7 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 		return r.conflict(t, conflictMissingUpdate, r.part, r.keyBuf)
 	}
 	if len(f.records) == records { // an image of this window is known
-		r.folded++
+		r.result.Folded++
 		if err := r.fill(f, n); err != nil {
 			return err
 		}
@@ -429,7 +430,7 @@ func (r *run) delete(t *table, c *pgoutput.Change) error {
 		return r.conflict(t, conflictMissingDelete, r.part, r.keyBuf)
 	}
 	if len(f.records) == records {
-		r.folded++
+		r.result.Folded++
 	}
 	f.leave(n)
 	f.records[n].part = r.part

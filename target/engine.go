@@ -188,7 +188,6 @@ func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend)
 		}
 		return Result{}, err
 	}
-	r.result.Folded = r.folded
 	return r.result, nil
 }
 

@@ -438,14 +438,14 @@ func TestWindowBytes(t *testing.T) {
 func TestFolded(t *testing.T) {
 	f := newFixture(t, Options{}, 1, 'd')
 	res := f.must(t, changes(f.ins("1", "1", "v", "b"), f.ins("2", "2", "v", "b"), f.ins("3", "3", "v", "b")))
-	if res.Rows != 3 || res.Folded != 0 {
+	if res.Rows != 3 || res.Folded != 0 || res.Updates != 0 {
 		t.Errorf("inserts: %+v", res)
 	}
 	res = f.must(t,
 		changes(f.upd("1", "1", "w", "?"), f.upd("2", "2", "w", "?"), f.key("1", "9", "1", "w", "?")), // 1 folded
 		changes(f.upd("9", "1", "x", "b"), f.del("3"), f.ins("3", "3", "n", "b")),                     // 1
 		changes(f.del("9"), f.upd("3", "3", "m", "b"), f.upd("2", "2", "y", "b")))                     // 3
-	if res.Rows != 9 || res.Folded != 5 {
+	if res.Rows != 9 || res.Folded != 5 || res.Updates != 6 {
 		t.Errorf("changes: %+v", res)
 	}
 }

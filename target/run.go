@@ -27,8 +27,6 @@ type run struct {
 	dirty []*table
 	// skipped counts rows left out because another content's copy is applied.
 	skipped int64
-	// folded counts changes of rows that the window had a change of.
-	folded int64
 	// held is set when a dirty table holds inserts back.
 	held bool
 	// spill holds fetched rows that do not fit in memory.

@@ -53,7 +53,9 @@ type State struct {
 type Result struct {
 	// Rows counts the changes applied, before folding.
 	Rows int64
-	// Folded counts those of them that a later change of the same row in the batch
+	// Updates counts the updates among them.
+	Updates int64
+	// Folded counts the changes that a later change of the same row in the batch
 	// took in: they cost the target nothing.
 	Folded int64
 	// Conflicts counts, per target table, rows skipped under on_conflict: log.
