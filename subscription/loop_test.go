@@ -278,13 +278,13 @@ func TestBatchesGrowToTry(t *testing.T) {
 				}
 			}
 		}
-		const behind, close = time.Minute, time.Second
+		const behind, near = time.Minute, time.Second
 		step(10, behind, false)
 		step(11, behind, false) // no updates before it
 		step(13, behind, true)
 		step(15, behind, false)
-		step(17, close, false)
-		step(19, close, false) // not behind
+		step(17, near, false)
+		step(19, near, false) // not behind
 		step(21, behind, false)
 		step(23, behind, true)
 		step(25, behind, false)

@@ -53,12 +53,16 @@ func TestBinaryCopy(t *testing.T) {
 		"domain":             {Options{BinaryCopy: true}, &router.Type{OID: 99999, Kind: router.DomainType, Elem: typ(23)}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rel := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd',
-				Columns: []pgoutput.Column{{Name: "id", Key: true}, {Name: "d"}}}
+			rel := &pgoutput.Relation{
+				ID: 1, Schema: "public", Name: "t", Identity: 'd',
+				Columns: []pgoutput.Column{{Name: "id", Key: true}, {Name: "d"}},
+			}
 			src := source.Table{Schema: "public", Name: "t", Identity: 'd', Columns: []source.Column{{Name: "id", Key: true, PrimaryKey: true}, {Name: "d"}}}
-			tgt := &Table{Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
+			tgt := &Table{
+				Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
 				Columns: []Column{{Name: "id", Type: c.key, NotNull: true}, {Name: "d", Type: typ(date)}},
-				Uniques: []Unique{{Columns: []int{0}, Plain: true, Primary: true, Deferrable: c.deferrable}}}
+				Uniques: []Unique{{Columns: []int{0}, Plain: true, Primary: true, Deferrable: c.deferrable}},
+			}
 			c.opt.ChunkBytes = 100
 			be := &copies{model: newModel(1, tgt)}
 			e, err := NewEngine(c.opt, NameMap{}, []source.Table{src}, []*Table{tgt}, be.Segments())

@@ -58,24 +58,37 @@ var values = []struct {
 	{jsonOID, "json", "json_send", []string{`{"a": [1, null, "é\n"]}`, "1.0"}, "json_build_object('i', i)"},
 	{jsonbOID, "jsonb", "jsonb_send", []string{`{"a": [1, null, "é\n"]}`, "1.00"}, "jsonb_build_object('i', i, 'f', random())"},
 	{uuidOID, "uuid", "uuid_send", []string{"00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"}, "md5(i::text)"},
-	{float8OID, "float8", "float8send",
+	{
+		float8OID, "float8", "float8send",
 		[]string{"NaN", "Infinity", "-Infinity", "0", "-0", "5e-324", "1.7976931348623157e308", "2.2250738585072014e-308", "0.1", "1e15", "1e16", "123456789012345680"},
-		"(random() - 0.5) * power(10, i % 600 - 300)"},
-	{float4OID, "float4", "float4send",
+		"(random() - 0.5) * power(10, i % 600 - 300)",
+	},
+	{
+		float4OID, "float4", "float4send",
 		[]string{"NaN", "Infinity", "-Infinity", "0", "-0", "1e-45", "3.4028235e38", "1.1754944e-38", "0.1", "16777217"},
-		"(random() - 0.5) * power(10, i % 70 - 35)"},
-	{numericOID, "numeric", "numeric_send",
+		"(random() - 0.5) * power(10, i % 70 - 35)",
+	},
+	{
+		numericOID, "numeric", "numeric_send",
 		[]string{"NaN", "Infinity", "-Infinity", "0", "0.0000", "-0.00", "1", "10000", "9999", "100000000", "0.0001", "0.00001", "-12345.6700", "1e100", "1e-100", "1e131071", "1e-16383", "10000.0001", "1.00000000"},
-		"round(((random() - 0.5) * power(10, i % 40 - 20))::numeric, i % 30)"},
-	{dateOID, "date", "date_send", []string{"infinity", "-infinity", "0001-01-01", "2000-02-29", "1900-02-28", "1900-03-01", "1999-12-31", "9999-12-31", "10000-01-01", "5874897-12-31"},
-		"date '0001-01-01' + (random() * 5000000)::int"},
+		"round(((random() - 0.5) * power(10, i % 40 - 20))::numeric, i % 30)",
+	},
+	{
+		dateOID, "date", "date_send",
+		[]string{"infinity", "-infinity", "0001-01-01", "2000-02-29", "1900-02-28", "1900-03-01", "1999-12-31", "9999-12-31", "10000-01-01", "5874897-12-31"},
+		"date '0001-01-01' + (random() * 5000000)::int",
+	},
 	{timeOID, "time", "time_send", []string{"00:00:00", "24:00:00", "23:59:59.999999", "12:00:00.1", "12:00:00.000001"}, "time '00:00' + random() * interval '1 day'"},
-	{timestampOID, "timestamp", "timestamp_send",
+	{
+		timestampOID, "timestamp", "timestamp_send",
 		[]string{"infinity", "-infinity", "0001-01-01 00:00:00", "1999-12-31 23:59:59.999999", "2000-01-01 00:00:00", "9999-12-31 23:59:59", "294276-12-31 23:59:59.999999", "2024-02-29 12:00:00.5"},
-		"timestamp '0001-01-01' + random() * interval '290000 years'"},
-	{timestamptzOID, "timestamptz", "timestamptz_send",
+		"timestamp '0001-01-01' + random() * interval '290000 years'",
+	},
+	{
+		timestamptzOID, "timestamptz", "timestamptz_send",
 		[]string{"infinity", "-infinity", "0001-01-02 00:00:00+00", "1999-12-31 23:59:59.999999+00", "294276-12-31 00:00:00+00", "1883-11-18 12:00:00+00", "2024-07-01 12:00:00.5+00"},
-		"timestamptz '0002-01-01' + random() * interval '280000 years'"},
+		"timestamptz '0002-01-01' + random() * interval '280000 years'",
+	},
 }
 
 // TestServer compares every encoder with what a server sends in binary for the
