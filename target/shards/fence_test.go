@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 )
@@ -158,9 +160,26 @@ func TestSecondDaemon(t *testing.T) {
 	// It waits for a daemon that ends in time.
 	o.LockWait = 20 * time.Second
 	second = historyTarget(t, h, o, 0)
-	timer := time.AfterFunc(200*time.Millisecond, func() { first.co.close() })
-	defer timer.Stop()
-	checkWorld(t, h, o, openUntil(t, second))
+	var g errgroup.Group
+	g.Go(func() error {
+		var err error
+		st, err = second.Open(testCtx(t))
+		return err
+	})
+	for deadline := time.Now().Add(15 * time.Second); ; {
+		n := queryRows2(t, o.Coordinator, "SELECT count(*) FROM pg_stat_activity, pg_sleep(0.02) WHERE datname = current_database() AND application_name LIKE 'cbrepl:test%'")
+		if n[0][0] == "2" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the second daemon does not wait")
+		}
+	}
+	first.co.close()
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	checkWorld(t, h, o, st)
 }
 
 // A session that holds a shard's row and cannot be ended is named.
