@@ -154,7 +154,7 @@ func (im *images) match(q *query, g *imageGroup, set target.Set, r *rowset) {
 	}
 	for _, i := range g.anchors {
 		c := set.Cols[i]
-		q.WriteString(" AND t." + pgside.Column(t, c) + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
+		q.WriteString(" AND " + pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
 	}
 	if len(g.anchors) == 0 && r.from != "" {
 		// Nothing to hash by: one text of all columns, each marked and with its

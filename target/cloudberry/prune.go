@@ -38,7 +38,7 @@ func (b *backend) prune(ctx context.Context, q *query, f *tableFacts, n int, col
 		if err != nil {
 			return err
 		}
-		col := "t." + pgside.Column(f.Table, c)
+		col := pgside.Operand(f.Table, c, "t")
 		q.WriteString(" AND " + col + " >= " + pgside.Cast(f.Table, c, q.value(low)) + " AND " + col + " <= " + pgside.Cast(f.Table, c, q.value(high)))
 	}
 	return nil

@@ -96,7 +96,7 @@ func (q *query) keysMatch(t *target.Table, keys target.Set, r *rowset) {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
-		q.WriteString("t." + pgside.Column(t, c) + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
+		q.WriteString(pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
 	}
 }
 
@@ -136,5 +136,5 @@ func (q *query) columns(t *target.Table, cols []int) {
 // anyOf is a condition that an index can serve on any storage: column c has one
 // of the values.
 func (q *query) anyOf(t *target.Table, c int, v *target.Vec) string {
-	return "t." + pgside.Column(t, c) + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + q.vec(v) + "::" + t.Columns[c].CastType + "[])"
+	return pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + q.vec(v) + "::" + t.Columns[c].CastType + "[])"
 }

@@ -9,6 +9,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/target"
+	"cbrepl/target/internal/pgbinary"
 	"cbrepl/target/internal/pgside"
 )
 
@@ -57,8 +58,8 @@ const (
 	protocolViolation = "08P01"
 )
 
-// compareTypes locks op's table and fails when a column that op writes has
-// another type than the engine took it for.
+// compareTypes locks op's table and fails when a column has another type than the
+// engine took it for. All columns count: a later COPY may have more than op.
 func compareTypes(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) error {
 	table := pgside.TableName(op.Table)
 	res, err := conn.Exec(ctx, "LOCK TABLE ONLY "+table+` IN ROW EXCLUSIVE MODE;
@@ -71,12 +72,15 @@ func compareTypes(ctx context.Context, conn *pgconn.PgConn, op *target.CopyOp) e
 	for _, r := range res[1].Rows {
 		types[string(r[0])] = pgside.OID(r[1])
 	}
-	for _, c := range op.Cols {
-		col := &op.Table.Columns[c]
-		if oid := types[col.Name]; oid != col.Type.OID {
-			return retry(opRows, "This passes: the catalogue is read again and the batch tried once more",
-				"column %q of table %s had type %s when the target was opened, and has the type of OID %d now", col.Name, op.Table, col.Type.Name, oid)
+	for i := range op.Table.Columns {
+		// Other types are not sent in binary form, and those that are not built in have
+		// an OID of their own on every shard.
+		col := &op.Table.Columns[i]
+		if col.Type == nil || pgbinary.ForType(col.Type.OID) == nil || types[col.Name] == col.Type.OID {
+			continue
 		}
+		return retry(opRows, "This passes: the catalogue is read again and the batch tried once more",
+			"column %q of table %s had type %s when the target was opened, and has the type of OID %d now", col.Name, op.Table, col.Type.Name, types[col.Name])
 	}
 	return nil
 }

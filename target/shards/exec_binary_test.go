@@ -92,6 +92,42 @@ func TestMirrorBinaryAltered(t *testing.T) {
 	}
 }
 
+// Rows of one table may be laid out differently in one transaction: the source
+// gets a column, or moved rows carry a column that only the target has. Every
+// column's type counts from the first COPY on.
+func TestMirrorBinaryAlteredElsewhere(t *testing.T) {
+	for name, c := range map[string]struct{ target, alter, first, then string }{
+		"a column the source gets later": {
+			"CREATE TABLE app.t (id int PRIMARY KEY, v int, w int)", "ALTER w TYPE float4",
+			"INSERT INTO app.t SELECT i, i FROM generate_series(101, 200) i",
+			"ALTER TABLE app.t ADD w float4; INSERT INTO app.t SELECT i, i, i FROM generate_series(201, 300) i",
+		},
+		"a column of the target alone": {
+			"CREATE TABLE app.t (id int PRIMARY KEY, v int, x int DEFAULT 7)", "ALTER x TYPE float4",
+			"INSERT INTO app.t SELECT i, i FROM generate_series(101, 200) i",
+			"UPDATE app.t SET id = id + 5000 WHERE id <= 100",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mustMirror(t, mirrorConfig{
+				shards: 1, ddl: "CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v int)", targetDDL: "CREATE SCHEMA app; " + c.target,
+				policies: map[string]string{"app.t": "hash id"}, engine: target.Options{ChunkBytes: 100},
+			})
+			m.exec(m.src[0], "INSERT INTO app.t SELECT i, i FROM generate_series(1, 100) i")
+			if _, err := m.apply(); err != nil {
+				t.Fatal(err)
+			}
+			m.exec(m.o.Shards[0], "ALTER TABLE app.t "+c.alter)
+			m.exec(m.src[0], c.first)
+			for _, s := range strings.Split(c.then, "; ") {
+				m.exec(m.src[0], s)
+			}
+			_, err := m.apply()
+			dtxtest.WantError(t, err, dtx.ClassRetry, "app.t", "had type integer")
+		})
+	}
+}
+
 // A server that does not take the bytes gets text from the next Open on, rather
 // than the same bytes for ever.
 func TestMirrorBinaryRefused(t *testing.T) {

@@ -2,10 +2,14 @@ package shards
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/router"
+	"cbrepl/target"
 	"cbrepl/target/internal/pgside"
 )
 
@@ -59,5 +63,47 @@ func TestMirrorPrepared(t *testing.T) {
 	}
 	if len(s.names) > preparedMax {
 		t.Errorf("%d statements are kept", len(s.names))
+	}
+}
+
+// A list of keys is compared row by row where the planner does not use the index,
+// which it may not in small tables. So the statement is not one that is prepared,
+// and kept while the table grows, and not one over many partitions.
+func TestDeleteByList(t *testing.T) {
+	typ, _ := router.BuiltinType(23)
+	for _, c := range []struct {
+		name string
+		kind target.TableKind
+		n    int
+		keys []int
+		want bool
+	}{
+		{"many", target.Heap, preparedRows + 1, []int{0}, true},
+		{"few, prepared", target.Heap, preparedRows, []int{0}, false},
+		{"partitions", target.PartitionRoot, preparedRows + 1, []int{0}, false},
+		{"two columns", target.Heap, preparedRows + 1, []int{0, 1}, false},
+		{"not unique", target.Heap, preparedRows + 1, []int{1}, false},
+	} {
+		table := &target.Table{
+			Schema: "app", Name: "t", Kind: c.kind,
+			Columns: []target.Column{{Name: "id", Type: typ, CastType: "int4"}, {Name: "n", Type: typ, CastType: "int4"}},
+			Uniques: []target.Unique{{Columns: []int{0}, Plain: true, Primary: true}},
+		}
+		op := &target.DeleteOp{Table: table, N: c.n, Keys: target.Set{Cols: c.keys}}
+		for range c.keys {
+			v := new(target.Vec)
+			for i := range c.n {
+				v.Append(strconv.AppendInt(nil, int64(i), 10))
+			}
+			op.Keys.Vals = append(op.Keys.Vals, v)
+		}
+		var q query
+		q.deleteByKey(op, false)
+		if got := strings.Contains(q.String(), "ANY ((SELECT"); got != c.want {
+			t.Errorf("%s: by a list: %v", c.name, got)
+		}
+		if c.want && q.keyed {
+			t.Errorf("%s: would be prepared", c.name)
+		}
 	}
 }

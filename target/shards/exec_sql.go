@@ -93,7 +93,7 @@ func (q *query) keysMatch(t *target.Table, keys target.Set) {
 			q.WriteString(" AND ")
 		}
 		col := &t.Columns[c]
-		q.WriteString("t." + pgside.Column(t, c) + " " + pgside.Equals(col) + " ")
+		q.WriteString(pgside.Operand(t, c, "t") + " " + pgside.Equals(col) + " ")
 		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
 		if b := col.Type.Base(); indexed && b != nil && b.Kind != router.ArrayType {
 			val = "ANY (ARRAY[" + val + "])"
@@ -105,7 +105,7 @@ func (q *query) keysMatch(t *target.Table, keys target.Set) {
 // same is a condition: column c prints as the value does, NULL as NULL. The
 // session prints floating-point values exactly.
 func same(t *target.Table, c int, v string) string {
-	col, val := "t."+pgside.Column(t, c), pgside.Cast(t, c, v)
+	col, val := pgside.Operand(t, c, "t"), pgside.Cast(t, c, v)
 	if pgside.Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
 	}
@@ -182,15 +182,19 @@ func (q *query) deleteByKey(op *target.DeleteOp, fetched bool) {
 	}
 }
 
-// deleteByList deletes by the list of keys where one column with a unique index
-// is the key, which takes a third less than a join with them. It is false, and
-// nothing is written, for other keys.
+// deleteByList deletes many rows by the list of their keys, where one column with
+// a unique index is the key, which takes a third less than a join with them. It is
+// false, and nothing is written, where that does not fit.
 //
 // The list comes by a subquery: the planner, which knows its length otherwise,
-// would rather read the whole table (keysMatch).
+// would rather read a large table whole (keysMatch). A table that it reads whole
+// even so is compared with the whole list row by row, and has to be small. So the
+// statement is planned by the table's present size, never prepared, and a
+// partitioned table, which has many that may be small, is joined.
 func (q *query) deleteByList(op *target.DeleteOp) bool {
 	t := op.Table
-	if len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 || !pgside.UniqueKeys(t, op.Keys.Cols) {
+	if op.N <= preparedRows || t.Kind != target.Heap || len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 ||
+		!pgside.UniqueKeys(t, op.Keys.Cols) {
 		return false
 	}
 	c := op.Keys.Cols[0]
@@ -198,11 +202,10 @@ func (q *query) deleteByList(op *target.DeleteOp) bool {
 	if b := col.Type.Base(); b == nil || b.Kind == router.ArrayType {
 		return false
 	}
-	q.keyed = true
-	keys, equals := q.param(op.Keys.Vals[0]), pgside.Equals(col)
-	list := col.CastType + "[]"
-	q.format("WITH d AS (DELETE FROM %s AS t WHERE t.%s %s ANY ((SELECT %s::%s)::%s) RETURNING t.%s AS k)",
-		pgside.Only(t), pgside.Column(t, c), equals, keys, list, list, pgside.Column(t, c))
+	key, equals, list := pgside.Operand(t, c, "t"), pgside.Equals(col), col.CastType+"[]"
+	keys := q.param(op.Keys.Vals[0])
+	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s::%s)::%s) RETURNING %s AS k)",
+		pgside.Only(t), key, equals, keys, list, list, key)
 	if op.Partial {
 		q.WriteString(" SELECT count(*) FROM d")
 		return true
@@ -272,7 +275,7 @@ func (q *query) deleteImages(op *target.ImageOp, fetched bool) {
 	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + pgside.Only(t) + " AS t JOIN v ON true")
 	for i, c := range op.Image.Cols {
 		q.WriteString(" AND ")
-		col, val := "t."+pgside.Column(t, c), "v.k"+strconv.Itoa(i)
+		col, val := pgside.Operand(t, c, "t"), "v.k"+strconv.Itoa(i)
 		switch ex := pgside.Exact(&t.Columns[c]); {
 		case ex && !op.Image.Vals[i].HasNull():
 			q.WriteString(col + " = " + val)

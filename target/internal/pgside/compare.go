@@ -11,6 +11,20 @@ import (
 // Column names a column of t for SQL.
 func Column(t *target.Table, c int) string { return QuoteIdent(t.Columns[c].Name) }
 
+// Operand names a row's column (row names the table) where it is compared with a
+// cast value. A domain over an enum has no operators of its own, and the enum's,
+// which are polymorphic, do not take it.
+func Operand(t *target.Table, c int, row string) string {
+	col := &t.Columns[c]
+	out := row + "." + Column(t, c)
+	if col.Type != nil && col.Type.Kind == router.DomainType {
+		if b := col.Type.Base(); b != nil && b.Kind == router.EnumType {
+			out = "(" + Cast(t, c, out) + ")"
+		}
+	}
+	return out
+}
+
 // TableName names a table for SQL.
 func TableName(t *target.Table) string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }
 
@@ -130,7 +144,7 @@ func hasFloats(t *router.Type) bool {
 // Same is a condition: the row's column (row names the table) prints as the
 // value does, NULL as NULL.
 func Same(t *target.Table, c int, row, v string) string {
-	col, val := row+"."+Column(t, c), Cast(t, c, v)
+	col, val := Operand(t, c, row), Cast(t, c, v)
 	if Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
 	}
