@@ -159,8 +159,8 @@ type DedupEntry struct {
 
 // Step is a run of parts with no barrier inside, or the parts of one barrier
 // dtx. Steps are applied one after the other. Inside a step parts are grouped
-// by content ascending and, per content, stand in stream order; parts of
-// different contents do not depend on each other.
+// by content ascending and, per content, stand in stream order. Parts of
+// different contents stand in no order.
 type Step struct {
 	// Barrier is set for the step of a dtx with TRUNCATE or DDL. All its parts
 	// belong to that dtx; the n-th TRUNCATE of each part is one and the same

@@ -69,7 +69,7 @@ func (r *run) insert(t *table, c *pgoutput.Change) error {
 	if r.vals, err = r.decode(t, r.vals, c.New); err != nil {
 		return err
 	}
-	if t.deferrable && t.mode == modeIdle && len(t.shape.key) > 0 {
+	if t.holds() && t.mode == modeIdle && len(t.shape.key) > 0 {
 		if err := r.startFold(t, "an insert"); err != nil {
 			return err
 		}

@@ -21,8 +21,9 @@ type Engine struct {
 	sources  map[Name]*source.Table
 	tables   map[Name]*table // by target name
 	order    []*table        // tables by target name, the order of flushing
-	// deferrable is set when a table is (table.deferrable).
-	deferrable bool
+	// inOrder is set when a table holds inserts back (table.holds): contents are
+	// read one after the other then.
+	inOrder bool
 	// relations caches by pointer: a spool hands out one per version it has read.
 	relations map[*pgoutput.Relation]*relation
 	last      *relation
@@ -109,10 +110,12 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	}
 	t.sources = append(t.sources, Name{src.Schema, src.Name})
 	t.deferrable = t.deferrable || src.Deferrable
-	e.deferrable = e.deferrable || src.Deferrable
-	if _, _, err := t.newShape(published(src), src); err != nil {
+	sh, _, err := t.newShape(published(src), src)
+	if err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}
+	t.roams = t.roams || t.roaming(sh, src)
+	e.inOrder = e.inOrder || t.holds()
 	return nil
 }
 
@@ -162,6 +165,9 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
 			Hint: "Change the target table, then resume",
 		}
+	}
+	if t.roaming(sh, src) { // its replica identity has changed
+		t.roams, e.inOrder = true, true
 	}
 	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
 	if len(e.relations) >= maxRelations {

@@ -116,7 +116,7 @@ func (it notedIter) Next() (*pgoutput.Change, error) {
 func TestTurns(t *testing.T) {
 	for _, deferrable := range []bool{false, true} {
 		f := newFixture(t, Options{TurnRows: 2}, 2, 'd')
-		f.e.deferrable = deferrable
+		f.e.inOrder = deferrable
 		o := &readOrder{memRows: memRows{}}
 		step := dtx.Step{}
 		id := 0

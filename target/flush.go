@@ -7,17 +7,17 @@ import (
 )
 
 // flush queues what table t has pending and ends its window. midway tells that
-// the part being read goes on: then the inserts of a table whose constraints are
-// deferrable on the source are held back, up to the size of a window, because
-// rows that still have their unique values may give them up later in the same
-// transaction.
+// the part being read goes on: then the inserts of a table that holds them are held
+// back, up to the size of a window, because rows that still have their unique
+// values may give them up later: in the same transaction where constraints are
+// deferrable on the source, in another content's part where rows roam.
 func (r *run) flush(t *table, midway bool) error {
 	if t.mode == modeFold {
 		fl := flusher{run: r, t: t, f: t.fold, sh: t.shape}
 		if err := fl.changes(); err != nil {
 			return err
 		}
-		if midway && t.deferrable {
+		if midway && t.holds() {
 			held := fl.holdInserts()
 			if held.size <= r.e.opt.HoldBytes {
 				r.hold(t, -t.bytes, -t.rows)

@@ -16,7 +16,7 @@ import (
 // meddle changes the target-only column of some rows on the target, as its own
 // users would.
 func (s *sim) meddle(m *model, st *simTable) {
-	if !st.extra || st.key == nil {
+	if !st.extra || st.key == nil || st.roams {
 		return
 	}
 	for n, r := range st.rows {

@@ -81,7 +81,7 @@ func (r *run) batch(b *dtx.Batch, rows Rows) error {
 }
 
 // step applies parts without a TRUNCATE. Those of one content follow each other
-// in order; contents do not depend on each other (dtx.Step) and take turns.
+// in order; contents, which stand in no order (dtx.Step), take turns.
 func (r *run) step(base int, parts []dtx.Part, rows Rows) (err error) {
 	contents := byContent(base, parts)
 	readers := make([]partReader, min(len(contents), openContents))
@@ -183,10 +183,10 @@ type truncate struct {
 }
 
 // read applies the changes of a turn, up to the part's end or the next TRUNCATE,
-// which it returns; more tells that the part goes on. Where rows may be held back
-// to their part's end, a part is read in one turn.
+// which it returns; more tells that the part goes on. Where inserts may be
+// held back, a part is read in one turn.
 func (r *run) read(it RowIter) (trunc *truncate, more bool, err error) {
-	for n := 0; n < r.e.opt.TurnRows || r.e.deferrable; n++ {
+	for n := 0; n < r.e.opt.TurnRows || r.e.inOrder; n++ {
 		c, err := it.Next()
 		if errors.Is(err, io.EOF) {
 			return nil, false, nil
@@ -271,14 +271,19 @@ func (r *run) flushAll(midway bool) error {
 	return nil
 }
 
-// endPart sends the inserts held back while a part was read.
+// endPart sends the inserts held back while a part was read. Those of a roaming
+// table are held on: a later part may take away what they stand in the way of.
 func (r *run) endPart() error {
 	if !r.held {
 		return nil
 	}
 	r.held = false
 	for _, t := range r.dirty {
-		if t.mode != modeIdle && t.held {
+		switch {
+		case t.mode == modeIdle || !t.held:
+		case t.roams:
+			r.held = true
+		default:
 			if err := r.flush(t, false); err != nil {
 				return err
 			}

@@ -38,6 +38,9 @@ type simTable struct {
 	full   bool
 	random bool // source policy
 	repl   bool
+	// roams: a row that leaves one content and enters another with the same values
+	// may count as unchanged, its target-only column included.
+	roams bool
 }
 
 // sim is a source of n contents: it changes rows and writes what the contents'
@@ -113,11 +116,17 @@ func (s *sim) newTable(i, segments int) *simTable {
 	}
 	identity := s.draw("identity", 4) // default, index, full with key, full without
 	if st.random && s.contents > 1 {
-		identity = 3
+		identity = 2 + identity%2
 	}
 	st.key = []int{0}
 	if len(st.dist) == 2 || s.coin("two key columns") {
 		st.key = []int{0, 1}
+	}
+	// Only the target has a key, and the row of an identity goes from one content to
+	// another.
+	roams := identity == 2 && st.random && s.contents > 1
+	if identity == 2 && len(st.dist) == 1 && s.coin("key without the distribution key") {
+		roams, st.dist, st.key = true, []int{1}, []int{0}
 	}
 	st.src.Identity, st.full = pgoutput.IdentityDefault, identity >= 2
 	switch identity {
@@ -132,8 +141,9 @@ func (s *sim) newTable(i, segments int) *simTable {
 	if st.full {
 		st.src.Identity = pgoutput.IdentityFull
 	}
+	st.roams = roams
 	// A secondary unique constraint holds the distribution key, too.
-	if st.key != nil && n > 2 && s.coin("second unique") {
+	if st.key != nil && n > 2 && !roams && s.coin("second unique") {
 		cols := append(slices.Clone(st.dist), n-1)
 		addUnique(cols, false)
 	}
@@ -149,13 +159,13 @@ func (s *sim) newTable(i, segments int) *simTable {
 		st.rel.Columns = append(st.rel.Columns, pgoutput.Column{Name: nm, TypeOID: 25, Key: isKey || st.full})
 	}
 	if st.full && st.key != nil { // all of the key or none of it
-		all := s.coin("source primary key")
+		all := s.coin("source primary key") && !roams
 		for _, j := range st.key {
 			st.src.Columns[j].PrimaryKey = all
 		}
 	}
 	st.rel.Identity = st.src.Identity
-	st.src.Deferrable = st.key != nil && st.full && !st.random && s.coin("deferrable")
+	st.src.Deferrable = st.key != nil && st.full && !roams && s.coin("deferrable")
 	switch {
 	case st.repl:
 		st.src.Policy = router.Policy{Kind: router.Replicated, NumSegments: s.contents}
@@ -163,6 +173,9 @@ func (s *sim) newTable(i, segments int) *simTable {
 		st.src.Policy = router.Policy{Kind: router.Random, NumSegments: s.contents}
 	default:
 		st.src.Policy = router.Policy{Kind: router.Hash, NumSegments: s.contents}
+		for _, d := range st.dist {
+			st.src.Policy.Columns = append(st.src.Policy.Columns, router.Column{Name: names[d], Type: textType})
+		}
 	}
 	p := router.Policy{NumSegments: segments}
 	switch s.draw("target policy", 4) {

@@ -86,7 +86,7 @@ func TestDeleteByList(t *testing.T) {
 	} {
 		table := &target.Table{
 			Schema: "app", Name: "t", Kind: c.kind,
-			Columns: []target.Column{{Name: "id", Type: typ, CastType: "int4"}, {Name: "n", Type: typ, CastType: "int4"}},
+			Columns: []target.Column{{Name: "id", Type: typ, CastType: `"pg_catalog"."int4"`}, {Name: "n", Type: typ, CastType: `"pg_catalog"."int4"`}},
 			Uniques: []target.Unique{{Columns: []int{0}, Plain: true, Primary: true}},
 		}
 		op := &target.DeleteOp{Table: table, N: c.n, Keys: target.Set{Cols: c.keys}}
