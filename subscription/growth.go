@@ -20,7 +20,7 @@ type growth struct {
 }
 
 const (
-	growMost     = 2 * time.Second
+	growMost     = 4 * time.Second
 	growLagShare = 4                      // of the lag, one part is spent on waiting
 	growRows     = 10_000                 // smaller batches show nothing
 	growFolded   = 4                      // one change in so many has to be needless
