@@ -18,9 +18,10 @@ type window struct {
 	// long is set once inserts have filled a chunk.
 	long bool
 	fold *fold
-	// held is set when the fold begins with inserts held back, which do not count
-	// in bytes and rows.
-	held bool
+	// held is set when the fold begins with inserts held back, of heldBytes, which
+	// do not count in bytes and rows.
+	held      bool
+	heldBytes int64
 	// bytes and rows are this table's share of the run's.
 	bytes int64
 	rows  int

@@ -16,7 +16,7 @@ import (
 // copies notes the inserts it gets.
 type copies struct {
 	*model
-	got []string
+	got, tables []string
 }
 
 func (c *copies) Copy(_ context.Context, _ dtx.Content, op *CopyOp) (int64, error) {
@@ -25,6 +25,7 @@ func (c *copies) Copy(_ context.Context, _ dtx.Content, op *CopyOp) (int64, erro
 		format = "binary"
 	}
 	c.got = append(c.got, fmt.Sprintf("%s %d %q", format, op.Rows, op.Data))
+	c.tables = append(c.tables, op.Table.Name)
 	return op.Rows, nil
 }
 
@@ -92,5 +93,47 @@ func TestBinaryCopy(t *testing.T) {
 				t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 		})
+	}
+}
+
+// TestHoldBytes: what tables hold back is bounded for all of them together.
+func TestHoldBytes(t *testing.T) {
+	for _, c := range []struct {
+		bytes int64
+		want  string
+	}{
+		{1000, "b a"}, // both wait for the end
+		{400, "a b"},  // the first finds room, the second does not and goes at once
+		{100, "b a"},  // none does
+	} {
+		textType, _ := router.BuiltinType(25)
+		var sources []source.Table
+		var targets []*Table
+		rows := memRows{}
+		b := &dtx.Batch{Steps: []dtx.Step{{}}}
+		for i, name := range []string{"b", "a"} {
+			rel := &pgoutput.Relation{ID: uint32(i + 1), Schema: "public", Name: name, Identity: 'f', Columns: []pgoutput.Column{{Name: "id", Key: true}}}
+			sources = append(sources, source.Table{
+				Schema: "public", Name: name, Identity: 'f', Columns: []source.Column{{Name: "id", Key: true}},
+				Policy: router.Policy{Kind: router.Random, NumSegments: 2},
+			})
+			targets = append(targets, &Table{
+				Schema: "public", Name: name, Kind: Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
+				Columns: []Column{{Name: "id", Type: textType, NotNull: true}}, Uniques: []Unique{{Columns: []int{0}, Plain: true, Primary: true}},
+			})
+			rows[dtx.SpoolID(i+1)] = []*pgoutput.Change{rowMessage(rel, 'I', 0, nil, vals(strings.Repeat("x", 100)))}
+			b.Steps[0].Parts = append(b.Steps[0].Parts, dtx.Part{GXID: 1, Content: dtx.Content(i), Spool: dtx.SpoolID(i + 1)})
+		}
+		be := &copies{model: newModel(1, targets...)}
+		e, err := NewEngine(Options{HoldBytes: c.bytes, WindowBytes: 1}, NameMap{}, sources, targets, be.Segments())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Apply(t.Context(), b, rows, be); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(be.tables, " "); got != c.want {
+			t.Errorf("with %d bytes inserts went to %s, want %s", c.bytes, got, c.want)
+		}
 	}
 }

@@ -8,10 +8,12 @@ import (
 
 // flush queues what table t has pending and ends its window. midway tells that
 // the part being read goes on: then the inserts of a table that holds them are held
-// back, up to the size of a window, because rows that still have their unique
+// back, as far as HoldBytes has room, because rows that still have their unique
 // values may give them up later: in the same transaction where constraints are
 // deferrable on the source, in another content's part where rows roam.
 func (r *run) flush(t *table, midway bool) error {
+	r.heldBytes -= t.heldBytes
+	t.heldBytes = 0
 	if t.mode == modeFold {
 		fl := flusher{run: r, t: t, f: t.fold, sh: t.shape}
 		if err := fl.changes(); err != nil {
@@ -19,9 +21,11 @@ func (r *run) flush(t *table, midway bool) error {
 		}
 		if midway && t.holds() {
 			held := fl.holdInserts()
-			if held.size <= r.e.opt.HoldBytes {
+			size := held.size + int64(len(held.records))*recordCost
+			if r.heldBytes+size <= r.e.opt.HoldBytes {
 				r.hold(t, -t.bytes, -t.rows)
-				t.fold, t.held = held, true
+				t.fold, t.held, t.heldBytes = held, true, size
+				r.heldBytes += size
 				r.e.putFold(fl.f)
 				return nil
 			}

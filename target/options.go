@@ -27,9 +27,9 @@ type Options struct {
 	WindowBytes int64
 	// WindowRows bounds the rows held in one window. 0 is 250,000.
 	WindowRows int
-	// HoldBytes bounds the inserts that a table holds back: one with deferrable
-	// constraints on the source until the end of a part, one whose rows roam between
-	// contents until the end of the batch. Beyond it they are sent, and meet whatever
+	// HoldBytes bounds the inserts that tables hold back, all together: those with
+	// deferrable constraints on the source until the end of a part, those whose rows
+	// roam between contents until the end of the batch. Beyond it they are sent, and meet whatever
 	// still has their unique values. 0 is WindowBytes.
 	HoldBytes int64
 	// QueueBytes bounds the operations waiting for the target's segments. 0 is

@@ -27,8 +27,9 @@ type run struct {
 	dirty []*table
 	// skipped counts rows left out because another content's copy is applied.
 	skipped int64
-	// held is set when a dirty table holds inserts back.
-	held bool
+	// held is set when a dirty table holds inserts back, heldBytes their size.
+	held      bool
+	heldBytes int64
 	// spill holds fetched rows that do not fit in memory.
 	spill spill
 
