@@ -175,7 +175,7 @@ func (r *run) foldInsert(t *table) error {
 	f := t.fold
 	before := f.size
 	s := f.slotOf(r.keyBuf)
-	if f.slots[s].head != none && t.shape.unique() {
+	if t.shape.unique() && r.liveHere(t, &f.slots[s]) != none {
 		return r.conflict(t, conflictDuplicate, r.part, r.keyBuf)
 	}
 	n := f.add(s, none, r.part)
@@ -267,6 +267,16 @@ func (r *run) readOld(t *table, c *pgoutput.Change) ([]pgoutput.Value, error) {
 	return r.old, nil
 }
 
+// liveHere returns the live record of a unique identity; where rows roam, that of
+// the content being read: another content's is a row of its own.
+func (r *run) liveHere(t *table, sl *slot) int32 {
+	n := sl.head
+	for t.roams && n != none && r.parts[t.fold.records[n].part].Content != r.parts[r.part].Content {
+		n = t.fold.records[n].next
+	}
+	return n
+}
+
 // find returns the live record that a change of the row with the old identity
 // in slot s is about; none when the copies have diverged.
 func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
@@ -280,10 +290,10 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 		return f.original(s, r.part), nil
 	}
 	if t.shape.unique() {
-		if sl.head != none {
-			return sl.head, nil
+		if n := r.liveHere(t, sl); n != none {
+			return n, nil
 		}
-		if sl.orig != none || sl.used {
+		if sl.orig != none || sl.used && !t.roams {
 			return none, nil
 		}
 		return f.original(s, r.part), nil
@@ -355,7 +365,7 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 		to = f.slotOf(r.keyBuf)
 	}
 	if to != s {
-		if f.slots[to].head != none && t.shape.unique() {
+		if t.shape.unique() && r.liveHere(t, &f.slots[to]) != none {
 			return r.conflict(t, conflictDuplicate, r.part, r.keyBuf)
 		}
 		f.leave(n)

@@ -116,8 +116,14 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	}
 	t.roams = t.roams || t.roaming(sh, src)
 	e.inOrder = e.inOrder || t.holds()
+	if t.roams && e.opt.OnConflict == ConflictLog {
+		return problem(roamingHint, "rows of table %s may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost", t)
+	}
 	return nil
 }
+
+// roamingHint is what to do about a table that roams under on_conflict: log.
+const roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
 
 func compareNames(a, b Name) int {
 	if a.Schema != b.Schema {
@@ -166,8 +172,13 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 			Hint: "Change the target table, then resume",
 		}
 	}
-	if t.roaming(sh, src) { // its replica identity has changed
-		t.roams, e.inOrder = true, true
+	if t.roaming(sh, src) && !t.roams { // its replica identity has changed
+		if t.roams, e.inOrder = true, true; e.opt.OnConflict == ConflictLog {
+			return nil, &dtx.Error{
+				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: roamingHint,
+				Msg: "with this replica identity rows may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost",
+			}
+		}
 	}
 	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
 	if len(e.relations) >= maxRelations {

@@ -56,6 +56,7 @@ func (fl *flusher) holdInserts() *fold {
 		h.fetched = rec.fetched
 		if rec.disk != 0 {
 			h.img, h.ext, h.disk = rec.img, rec.ext, rec.disk
+			fl.heldOnDisk = true
 			continue
 		}
 		h.img, h.ext = held.put(f.get(rec.img)), held.put(f.get(rec.ext))

@@ -139,6 +139,9 @@ func TestRandomHistories(t *testing.T) {
 			sources = append(sources, st.src)
 			targets = append(targets, st.tgt)
 		}
+		if slices.ContainsFunc(s.tables, func(st *simTable) bool { return st.roams && s.contents > 1 }) {
+			opt.OnConflict = ConflictStop // which such tables need
+		}
 		m := newModel(segments, targets...)
 		e, err := NewEngine(opt, NameMap{}, sources, targets, m.Segments())
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"cbrepl/dtx"
@@ -30,6 +31,8 @@ type run struct {
 	// held is set when a dirty table holds inserts back, heldBytes their size.
 	held      bool
 	heldBytes int64
+	// heldOnDisk is set when rows held back may be in spill.
+	heldOnDisk bool
 	// spill holds fetched rows that do not fit in memory.
 	spill spill
 
@@ -254,19 +257,25 @@ func (r *run) change(c *pgoutput.Change) error {
 func (r *run) flushAll(midway bool) error {
 	left := r.dirty[:0]
 	for _, t := range r.dirty {
-		if t.mode == modeIdle {
+		if t.mode == modeIdle || slices.Contains(left, t) {
 			continue
 		}
-		if err := r.flush(t, midway); err != nil {
-			return err
+		unchanged := t.held && t.bytes == 0 && t.rows == 0 // since it was held
+		if !midway || !unchanged {
+			if err := r.flush(t, midway); err != nil {
+				return err
+			}
 		}
 		if t.mode != modeIdle {
 			left = append(left, t)
-			r.held = true
 		}
 	}
 	r.dirty = left
+	r.held = len(left) > 0
 	if !r.held {
+		r.heldOnDisk = false
+	}
+	if !r.heldOnDisk {
 		r.spill.reset()
 	}
 	return nil

@@ -115,17 +115,13 @@ func (s *sim) newTable(i, segments int) *simTable {
 		}
 	}
 	identity := s.draw("identity", 4) // default, index, full with key, full without
-	if st.random && s.contents > 1 {
-		identity = 2 + identity%2
-	}
 	st.key = []int{0}
 	if len(st.dist) == 2 || s.coin("two key columns") {
 		st.key = []int{0, 1}
 	}
-	// Only the target has a key, and the row of an identity goes from one content to
-	// another.
-	roams := identity == 2 && st.random && s.contents > 1
-	if identity == 2 && len(st.dist) == 1 && s.coin("key without the distribution key") {
+	// The row of an identity goes from one content to another.
+	roams := identity < 3 && st.random && s.contents > 1
+	if identity < 3 && len(st.dist) == 1 && s.coin("key without the distribution key") {
 		roams, st.dist, st.key = true, []int{1}, []int{0}
 	}
 	st.src.Identity, st.full = pgoutput.IdentityDefault, identity >= 2
@@ -159,13 +155,13 @@ func (s *sim) newTable(i, segments int) *simTable {
 		st.rel.Columns = append(st.rel.Columns, pgoutput.Column{Name: nm, TypeOID: 25, Key: isKey || st.full})
 	}
 	if st.full && st.key != nil { // all of the key or none of it
-		all := s.coin("source primary key") && !roams
+		all := s.coin("source primary key")
 		for _, j := range st.key {
 			st.src.Columns[j].PrimaryKey = all
 		}
 	}
 	st.rel.Identity = st.src.Identity
-	st.src.Deferrable = st.key != nil && st.full && !roams && s.coin("deferrable")
+	st.src.Deferrable = st.key != nil && st.full && s.coin("deferrable")
 	switch {
 	case st.repl:
 		st.src.Policy = router.Policy{Kind: router.Replicated, NumSegments: s.contents}
