@@ -74,19 +74,19 @@ func TestBinaryCopy(t *testing.T) {
 			rows := memRows{1: {
 				rowMessage(rel, 'I', 0, nil, vals(strings.Repeat("0", 99)+"9", "NULL")),
 				rowMessage(rel, 'I', 0, nil, vals("1", "2024-01-01")),
-				rowMessage(rel, 'I', 0, nil, vals("2", "0044-03-15 BC")),
+				rowMessage(rel, 'I', 0, nil, vals("2", "15.03.2024")),
 				rowMessage(rel, 'I', 0, nil, vals("3", "NULL")),
 			}}
 			b := &dtx.Batch{Steps: []dtx.Step{{Parts: []dtx.Part{{GXID: 1, Spool: 1, Lowest: true}}}}}
 			if _, err := e.Apply(t.Context(), b, rows, be); err != nil {
 				t.Fatal(err)
 			}
-			want := []string{`text 3 "1\t2024-01-01\n2\t0044-03-15 BC\n3\t\\N\n"`}
+			want := []string{`text 3 "1\t2024-01-01\n2\t15.03.2024\n3\t\\N\n"`}
 			if c.binary {
 				want = []string{
 					`binary 1 "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00` +
 						`\x00\x02\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x04\x00\x00\">\xff\xff"`,
-					`text 2 "2\t0044-03-15 BC\n3\t\\N\n"`,
+					`text 2 "2\t15.03.2024\n3\t\\N\n"`,
 				}
 			}
 			if got := be.got[1:]; !slices.Equal(got, want) {

@@ -3,9 +3,9 @@
 // *send functions), without a server and without allocating.
 //
 // Only what a server prints with ISO dates and hexadecimal bytea is known, and
-// only types whose two forms hold exactly the same. Anything else a type's input
-// function would take (blanks, other date styles, years before Christ) is not
-// guessed at: the caller sends text instead.
+// only types whose two forms hold exactly the same. Most else that a type's input
+// function would take (blanks, other date styles) is not guessed at: the caller
+// sends text instead.
 package pgbinary
 
 import (
@@ -13,6 +13,8 @@ import (
 	"encoding/hex"
 	"math"
 	"strconv"
+
+	"cbrepl/router"
 )
 
 // Encoder appends the binary form of a printed value to dst. It is false, and
@@ -108,117 +110,67 @@ func encodeBool(dst, text []byte) ([]byte, bool) {
 	return append(dst, 0), true
 }
 
-// parseUint reads decimal digits, at most 19: the largest does not overflow.
-func parseUint(text []byte) (n uint64, ok bool) {
-	if len(text) == 0 || len(text) > 19 {
-		return 0, false
-	}
-	for _, c := range text {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = 10*n + uint64(c-'0')
-	}
-	return n, true
-}
-
-// parseInt reads a decimal number of so many bits.
-func parseInt(text []byte, bits int) (int64, bool) {
-	negative := len(text) > 0 && text[0] == '-'
-	if negative {
-		text = text[1:]
-	}
-	n, ok := parseUint(text)
-	limit := uint64(1) << (bits - 1)
-	if !ok || n > limit || n == limit && !negative {
-		return 0, false
-	}
-	if negative {
-		return -int64(n), true
-	}
-	return int64(n), true
-}
-
 func encodeInt8(dst, text []byte) ([]byte, bool) {
-	n, ok := parseInt(text, 64)
-	return binary.BigEndian.AppendUint64(dst, uint64(n)), ok
+	n, err := router.ParseInt(text, math.MinInt64, math.MaxInt64)
+	return binary.BigEndian.AppendUint64(dst, uint64(n)), err == nil
 }
 
 func encodeInt4(dst, text []byte) ([]byte, bool) {
-	n, ok := parseInt(text, 32)
-	return binary.BigEndian.AppendUint32(dst, uint32(n)), ok
+	n, err := router.ParseInt(text, math.MinInt32, math.MaxInt32)
+	return binary.BigEndian.AppendUint32(dst, uint32(n)), err == nil
 }
 
 func encodeInt2(dst, text []byte) ([]byte, bool) {
-	n, ok := parseInt(text, 16)
-	return binary.BigEndian.AppendUint16(dst, uint16(n)), ok
+	n, err := router.ParseInt(text, math.MinInt16, math.MaxInt16)
+	return binary.BigEndian.AppendUint16(dst, uint16(n)), err == nil
 }
 
 func encodeOID(dst, text []byte) ([]byte, bool) {
-	n, ok := parseUint(text)
-	return binary.BigEndian.AppendUint32(dst, uint32(n)), ok && n <= math.MaxUint32
-}
-
-// parseFloat reads a decimal number, NaN or an infinity. Both sides round to the
-// nearest value, so the bits are those that the server would come to.
-func parseFloat(text []byte, bits int) (float64, bool) {
-	switch string(text) {
-	case "NaN":
-		return math.Float64frombits(0x7ff8000000000000), true
-	case "Infinity":
-		return math.Inf(1), true
-	case "-Infinity":
-		return math.Inf(-1), true
-	}
-	for _, c := range text {
-		if (c < '0' || c > '9') && c != '.' && c != '-' && c != '+' && c != 'e' {
-			return 0, false // what only ParseFloat takes
-		}
-	}
-	f, err := strconv.ParseFloat(string(text), bits)
-	return f, err == nil
+	n, err := router.ParseUint32(text)
+	return binary.BigEndian.AppendUint32(dst, n), err == nil
 }
 
 func encodeFloat8(dst, text []byte) ([]byte, bool) {
-	f, ok := parseFloat(text, 64)
-	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f)), ok
+	f, err := router.ParseFloat(text, false)
+	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f)), err == nil
 }
 
 func encodeFloat4(dst, text []byte) ([]byte, bool) {
-	f, ok := parseFloat(text, 32)
-	return binary.BigEndian.AppendUint32(dst, math.Float32bits(float32(f))), ok
+	f, err := router.ParseFloat(text, true)
+	return binary.BigEndian.AppendUint32(dst, math.Float32bits(float32(f))), err == nil
+}
+
+func encodeDate(dst, text []byte) ([]byte, bool) {
+	n, err := router.ParseDate(text)
+	return binary.BigEndian.AppendUint32(dst, uint32(n)), err == nil
+}
+
+func encodeTime(dst, text []byte) ([]byte, bool) {
+	n, err := router.ParseTime(text)
+	return binary.BigEndian.AppendUint64(dst, uint64(n)), err == nil
+}
+
+func encodeTimestamp(dst, text []byte) ([]byte, bool) {
+	n, err := router.ParseTimestamp(text, false)
+	return binary.BigEndian.AppendUint64(dst, uint64(n)), err == nil
+}
+
+func encodeTimestamptz(dst, text []byte) ([]byte, bool) {
+	n, err := router.ParseTimestamp(text, true)
+	return binary.BigEndian.AppendUint64(dst, uint64(n)), err == nil
+}
+
+func encodeUUID(dst, text []byte) ([]byte, bool) {
+	u, err := router.ParseUUID(text)
+	return append(dst, u[:]...), err == nil
 }
 
 func encodeBytea(dst, text []byte) ([]byte, bool) {
 	if len(text) < 2 || text[0] != '\\' || text[1] != 'x' {
 		return dst, false
 	}
-	return appendHex(dst, text[2:])
-}
-
-func appendHex(dst, text []byte) ([]byte, bool) {
-	dst, err := hex.AppendDecode(dst, text)
+	dst, err := hex.AppendDecode(dst, text[2:])
 	return dst, err == nil
-}
-
-func encodeUUID(dst, text []byte) ([]byte, bool) {
-	if len(text) != 36 {
-		return dst, false
-	}
-	for i, n := range [...]int{8, 4, 4, 4, 12} {
-		if i > 0 {
-			if text[0] != '-' {
-				return dst, false
-			}
-			text = text[1:]
-		}
-		var ok bool
-		if dst, ok = appendHex(dst, text[:n]); !ok {
-			return dst, false
-		}
-		text = text[n:]
-	}
-	return dst, true
 }
 
 // jsonbVersion begins every value of jsonb_send.
