@@ -125,12 +125,14 @@ func (r *run) addCopy(t *table, place int, l *layout, vals []pgoutput.Value, par
 	}
 	b := t.buf(place)
 	inBinary := l.encode != nil && t.long && !t.textOnly
-	if b.rows > 0 && b.binary != inBinary {
-		if inBinary = false; b.binary {
-			if err := r.sendCopy(t, place, l); err != nil {
-				return err
-			}
+	switch {
+	case b.rows == 0 || b.binary == inBinary:
+	case b.binary: // and the row is to be text
+		if err := r.sendCopy(t, place, l); err != nil {
+			return err
 		}
+	default: // what began as text goes on so
+		inBinary = false
 	}
 	if b.data == nil {
 		b.data = r.e.pool.buf()

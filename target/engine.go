@@ -117,13 +117,16 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 	t.roams = t.roams || t.roaming(sh, src)
 	e.inOrder = e.inOrder || t.holds()
 	if t.roams && e.opt.OnConflict == ConflictLog {
-		return problem(roamingHint, "rows of table %s may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost", t)
+		return problem(roamingHint, "rows of table %s "+roamingLoss, t)
 	}
 	return nil
 }
 
-// roamingHint is what to do about a table that roams under on_conflict: log.
-const roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
+// What is wrong with a table that roams under on_conflict: log, and what to do.
+const (
+	roamingLoss = "may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost"
+	roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
+)
 
 func compareNames(a, b Name) int {
 	if a.Schema != b.Schema {
@@ -176,7 +179,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		if t.roams, e.inOrder = true, true; e.opt.OnConflict == ConflictLog {
 			return nil, &dtx.Error{
 				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: roamingHint,
-				Msg: "with this replica identity rows may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost",
+				Msg: "with this replica identity rows " + roamingLoss,
 			}
 		}
 	}

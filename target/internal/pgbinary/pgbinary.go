@@ -50,13 +50,13 @@ var encoders = map[uint32]Encoder{
 	int8OID:        encodeInt8,
 	int2OID:        encodeInt2,
 	int4OID:        encodeInt4,
-	textOID:        Raw,
+	textOID:        encodeText,
 	oidOID:         encodeOID,
-	jsonOID:        Raw,
+	jsonOID:        encodeText,
 	float4OID:      encodeFloat4,
 	float8OID:      encodeFloat8,
-	bpcharOID:      Raw,
-	varcharOID:     Raw,
+	bpcharOID:      encodeText,
+	varcharOID:     encodeText,
 	dateOID:        encodeDate,
 	timeOID:        encodeTime,
 	timestampOID:   encodeTimestamp,
@@ -69,9 +69,8 @@ var encoders = map[uint32]Encoder{
 // ForType returns the encoder of a built-in type, nil where there is none.
 func ForType(oid uint32) Encoder { return encoders[oid] }
 
-// Raw is the encoder of types whose binary form is their text: text types and
-// enums.
-func Raw(dst, text []byte) ([]byte, bool) { return append(dst, text...), true }
+// encodeText is the encoder of types whose binary form is their text.
+func encodeText(dst, text []byte) ([]byte, bool) { return append(dst, text...), true }
 
 var decoders = map[uint32]func(b []byte) []byte{
 	int8OID: func(b []byte) []byte { return strconv.AppendInt(nil, int64(binary.BigEndian.Uint64(b)), 10) },

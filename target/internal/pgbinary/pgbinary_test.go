@@ -94,15 +94,21 @@ var values = []valueSet{
 	},
 }
 
+func connect(t *testing.T) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), server.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
 // TestServer compares every encoder with what a server sends in binary for the
 // values that it prints.
 func TestServer(t *testing.T) {
 	ctx := t.Context()
-	conn, err := pgx.Connect(ctx, server.DSN())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(ctx) }()
+	conn := connect(t)
 	const rows = 20000
 	for _, v := range values {
 		zones := []string{"UTC"}
@@ -155,11 +161,7 @@ func TestServer(t *testing.T) {
 // the type's input function reads in another way, or refuses.
 func TestOtherTexts(t *testing.T) {
 	ctx := t.Context()
-	conn, err := pgx.Connect(ctx, server.DSN())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(ctx) }()
+	conn := connect(t)
 	for oid, texts := range map[uint32][]string{
 		boolOID:        {"", "true", "1", "T"},
 		byteaOID:       {"", "abc", `\`, `\x0`, `\xzz`, `\\x00`},
