@@ -33,8 +33,8 @@ lint: ## vet, and the pinned linter
 
 bench: postgres build ## cbrepl beside the source's own limits, on the same rows
 	$(GO) run ./integration/bench $(BENCH)
-	@if [ -n "$$CBREPL_TEST_CLUSTER_DSN" ]; then $(GO) test -run '^$$' -bench Ratios -benchtime 1x ./target/cloudberry; \
-	else echo "target/cloudberry: not measured, CBREPL_TEST_CLUSTER_DSN is not set"; fi
+	@if [ -n "$$CBREPL_TEST_CLUSTER_DSN" ]; then $(GO) test -run '^$$' -bench Ratios -benchtime 1x ./apply/cloudberry; \
+	else echo "apply/cloudberry: not measured, CBREPL_TEST_CLUSTER_DSN is not set"; fi
 
 demo: postgres build ## replicate a live 3-segment source into a 2-shard target and prove it
 	bin/cbrepl demo $(DEMO)

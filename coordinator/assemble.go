@@ -8,9 +8,9 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl"
 )
 
 // policyTable is where a source without gp_distribution_policy keeps policies.

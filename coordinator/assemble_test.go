@@ -13,9 +13,9 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
-	"cbrepl/source/feed/feedtest"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/feed/feedtest"
 )
 
 // rig is an assembler fed by hand.

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"cbrepl/dtx"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
 )
 
 // Options configure a Reader.

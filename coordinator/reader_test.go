@@ -16,7 +16,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/repl/repltest"
 )
 
 var shared lab.Shared

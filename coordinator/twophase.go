@@ -5,7 +5,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
-	"cbrepl/source/feed"
+	"cbrepl/source/stream/feed"
 )
 
 // twoPhase handles the messages of transactions decoded at PREPARE. What they

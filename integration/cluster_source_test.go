@@ -12,7 +12,7 @@ import (
 	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/repl/repltest"
 	"cbrepl/subscription"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"

@@ -10,9 +10,9 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl"
 	"cbrepl/store"
 )
 

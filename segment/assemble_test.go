@@ -14,8 +14,8 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed/feedtest"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed/feedtest"
 	"cbrepl/store"
 )
 

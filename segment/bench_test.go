@@ -6,7 +6,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/pgoutput/pgotest"
-	"cbrepl/source/feed/feedtest"
+	"cbrepl/source/stream/feed/feedtest"
 )
 
 // BenchmarkRows: from a plugin message to the spool, in transactions of 100

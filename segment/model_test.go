@@ -14,7 +14,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
-	"cbrepl/source/feed/feedtest"
+	"cbrepl/source/stream/feed/feedtest"
 )
 
 // The model is a server: a random write-ahead log, and a sender that turns it

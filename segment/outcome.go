@@ -8,7 +8,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/pgoutput"
-	"cbrepl/source/feed"
+	"cbrepl/source/stream/feed"
 )
 
 // faultSpooled is between a part's rows in the spool and its event.

@@ -42,8 +42,8 @@ import (
 	"time"
 
 	"cbrepl/dtx"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
 	"cbrepl/store"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl/repltest"
 	"cbrepl/store"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"cbrepl/dtx"
-	"cbrepl/source/carrier"
+	"cbrepl/source/stream/carrier"
 	"cbrepl/store"
 )
 

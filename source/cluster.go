@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // ClusterConfig says how to find the nodes of a source.

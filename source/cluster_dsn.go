@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // Address is one rule of an address map: what the cluster calls a segment's

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // TestSegmentDSN: a segment's connection string differs from the coordinator's

@@ -13,9 +13,9 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/dtx"
-	"cbrepl/source/feed"
-	"cbrepl/source/repl"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl"
+	"cbrepl/source/stream/repl/repltest"
 )
 
 // inserts is a sink that tells of every transaction with an insert, once its

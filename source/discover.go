@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // primary is a primary segment as the cluster's catalogue has it.

@@ -12,7 +12,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab/clustertest"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // gpCatalogue is the part of a cluster's catalogue that discovery reads, made on

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // Node is one server of the source: the coordinator (dtx.Coordinator) or a

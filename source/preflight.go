@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // NodeFacts is what one node says of itself.

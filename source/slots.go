@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/dtx"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 // Recorded is where a stream stands and what that position belongs to.

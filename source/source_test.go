@@ -18,7 +18,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/router"
-	"cbrepl/source/repl"
+	"cbrepl/source/stream/repl"
 )
 
 var shared lab.Shared

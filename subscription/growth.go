@@ -3,8 +3,8 @@ package subscription
 import (
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
-	"cbrepl/target"
 )
 
 // growth says how long the next batch may wait to grow. Where rows change again
@@ -30,7 +30,7 @@ const (
 )
 
 // applied takes note of a batch.
-func (g *growth) applied(b *dtx.Batch, now time.Time, r target.Result) {
+func (g *growth) applied(b *dtx.Batch, now time.Time, r apply.Result) {
 	g.wait = 0
 	if b.LastCommitTime == 0 {
 		return

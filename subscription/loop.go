@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/merge"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // Fault points of the loop, between its durable steps.
@@ -30,10 +30,10 @@ const (
 // loopOptions wire the loop. Everything above the wire is behind an interface.
 type loopOptions struct {
 	Streams []ContentStream
-	Target  target.Target
+	Target  apply.Target
 	Spool   Spool
 	// State is what Target.Open returned, Init included.
-	State  target.State
+	State  apply.State
 	Board  *status.Board
 	Log    *slog.Logger
 	Now    func() time.Time

@@ -14,11 +14,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/merge"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // rig is a loop over hand-driven parts: the test emits events and answers the
@@ -28,13 +28,13 @@ type rig struct {
 	mu    sync.Mutex
 	trace []string
 	emit  map[dtx.Content]func(dtx.Event) error
-	apply func(ctx context.Context, b *dtx.Batch) (target.Result, error)
+	apply func(ctx context.Context, b *dtx.Batch) (apply.Result, error)
 	// read is called instead of apply where the target is to read rows; part opens
 	// one.
-	read  func(ctx context.Context, rows target.Rows) (target.Result, error)
-	part  func() (target.RowIter, error)
-	open  func() (target.State, error)
-	state target.State
+	read  func(ctx context.Context, rows apply.Rows) (apply.Result, error)
+	part  func() (apply.RowIter, error)
+	open  func() (apply.State, error)
+	state apply.State
 	board *status.Board
 	logs  bytes.Buffer
 	l     *loop
@@ -74,7 +74,7 @@ func (s rigStream) Facts() status.Stream { return status.Stream{Content: s.c, Co
 
 type rigSpool struct{ r *rig }
 
-func (s rigSpool) Open(dtx.Part) (target.RowIter, error) {
+func (s rigSpool) Open(dtx.Part) (apply.RowIter, error) {
 	if s.r.part != nil {
 		return s.r.part()
 	}
@@ -92,7 +92,7 @@ func (s rigSpool) Usage() status.Spool  { return status.Spool{} }
 
 type rigTarget struct{ r *rig }
 
-func (g rigTarget) Open(context.Context) (target.State, error) {
+func (g rigTarget) Open(context.Context) (apply.State, error) {
 	g.r.note("open")
 	if g.r.open != nil {
 		return g.r.open()
@@ -100,11 +100,11 @@ func (g rigTarget) Open(context.Context) (target.State, error) {
 	return g.r.state, nil
 }
 
-func (g rigTarget) Init(context.Context, []target.StreamIdentity, []dtx.Position) error { return nil }
+func (g rigTarget) Init(context.Context, []apply.StreamIdentity, []dtx.Position) error { return nil }
 
 func (g rigTarget) Close() error { return nil }
 
-func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (target.Result, error) {
+func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (apply.Result, error) {
 	g.r.note("apply %d %v", b.Seq, b.GXIDs)
 	if g.r.read != nil {
 		return g.r.read(ctx, rows)
@@ -112,13 +112,13 @@ func (g rigTarget) Apply(ctx context.Context, b *dtx.Batch, rows target.Rows) (t
 	if g.r.apply != nil {
 		return g.r.apply(ctx, b)
 	}
-	return target.Result{Rows: b.Rows}, nil
+	return apply.Result{Rows: b.Rows}, nil
 }
 
 // startRig runs a loop with one segment in the surrounding bubble.
 func startRig(t *testing.T, change func(*rig, *loopOptions)) *rig {
 	r := &rig{t: t, emit: map[dtx.Content]func(dtx.Event) error{}, done: make(chan error, 1)}
-	r.state = target.State{Initialized: true, Batch: 6, Positions: []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 100}}}
+	r.state = apply.State{Initialized: true, Batch: 6, Positions: []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 100}}}
 	r.board = status.NewBoard("rig", "test", 1, time.Now())
 	r.board.SetState(status.Streaming, time.Now())
 	o := loopOptions{
@@ -185,8 +185,8 @@ func TestBatchesGrow(t *testing.T) {
 		var folded atomic.Int64
 		r := startRig(t, func(r *rig, o *loopOptions) {
 			o.Limits.batch = merge.Limits{MaxRows: 1_000_000, MaxBytes: 1 << 30, MaxDtxs: 100}
-			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
-				return target.Result{Rows: 20_000, Folded: folded.Load()}, nil
+			r.apply = func(context.Context, *dtx.Batch) (apply.Result, error) {
+				return apply.Result{Rows: 20_000, Folded: folded.Load()}, nil
 			}
 		})
 		time.Sleep(time.Hour)
@@ -251,11 +251,11 @@ func TestBatchesGrowToTry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRig(t, func(r *rig, o *loopOptions) {
 			o.Limits.batch = merge.Limits{MaxRows: 1_000_000, MaxBytes: 1 << 30, MaxDtxs: 100}
-			r.apply = func(_ context.Context, b *dtx.Batch) (target.Result, error) {
+			r.apply = func(_ context.Context, b *dtx.Batch) (apply.Result, error) {
 				if b.GXIDs[0]%2 == 0 {
-					return target.Result{Rows: 20_000}, nil
+					return apply.Result{Rows: 20_000}, nil
 				}
-				return target.Result{Rows: 20_000, Updates: 15_000}, nil
+				return apply.Result{Rows: 20_000, Updates: 15_000}, nil
 			}
 		})
 		time.Sleep(time.Hour)
@@ -381,11 +381,11 @@ func TestStopRecordsTheLastPositions(t *testing.T) {
 			var recorded []dtx.Position
 			r := startRig(t, func(r *rig, o *loopOptions) {
 				o.RecordLast = true
-				r.apply = func(_ context.Context, b *dtx.Batch) (target.Result, error) {
+				r.apply = func(_ context.Context, b *dtx.Batch) (apply.Result, error) {
 					if recorded = b.Positions; tc.fail {
-						return target.Result{}, errors.New("gone")
+						return apply.Result{}, errors.New("gone")
 					}
-					return target.Result{}, nil
+					return apply.Result{}, nil
 				}
 			})
 			tc.prep(r)
@@ -413,8 +413,8 @@ func TestStopRecordsTheLastPositions(t *testing.T) {
 func TestStopFinishesTheBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(ctx context.Context, _ *dtx.Batch) (target.Result, error) {
-				return target.Result{Rows: 1}, pause(ctx, 3*time.Second)
+			r.apply = func(ctx context.Context, _ *dtx.Batch) (apply.Result, error) {
+				return apply.Result{Rows: 1}, pause(ctx, 3*time.Second)
 			}
 		})
 		r.onePhase(9, 120)
@@ -434,9 +434,9 @@ func TestStopFinishesTheBatch(t *testing.T) {
 func TestStopCancelsTheBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(ctx context.Context, _ *dtx.Batch) (target.Result, error) {
+			r.apply = func(ctx context.Context, _ *dtx.Batch) (apply.Result, error) {
 				<-ctx.Done()
-				return target.Result{}, ctx.Err()
+				return apply.Result{}, ctx.Err()
 			}
 		})
 		r.onePhase(9, 120)
@@ -452,9 +452,9 @@ func TestStopCancelsTheBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+			r.apply = func(context.Context, *dtx.Batch) (apply.Result, error) {
 				<-hang
-				return target.Result{}, nil
+				return apply.Result{}, nil
 			}
 		})
 		r.onePhase(9, 120)
@@ -476,14 +476,14 @@ func TestRetryForever(t *testing.T) {
 		var mu sync.Mutex
 		var tries []time.Time
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
+			r.apply = func(context.Context, *dtx.Batch) (apply.Result, error) {
 				mu.Lock()
 				tries = append(tries, time.Now())
 				mu.Unlock()
 				if fails.Load() {
-					return target.Result{}, &dtx.Error{Op: "apply batch", Msg: "lock timeout"}
+					return apply.Result{}, &dtx.Error{Op: "apply batch", Msg: "lock timeout"}
 				}
-				return target.Result{Rows: 1}, nil
+				return apply.Result{Rows: 1}, nil
 			}
 		})
 		r.onePhase(9, 120)
@@ -520,10 +520,10 @@ func TestRetryForever(t *testing.T) {
 func TestForeignBatchStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
-				return target.Result{}, &dtx.Error{Op: "apply batch", Msg: "connection lost"}
+			r.apply = func(context.Context, *dtx.Batch) (apply.Result, error) {
+				return apply.Result{}, &dtx.Error{Op: "apply batch", Msg: "connection lost"}
 			}
-			r.open = func() (target.State, error) {
+			r.open = func() (apply.State, error) {
 				st := r.state
 				st.Batch = 7
 				st.Positions = []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 119}}
@@ -559,8 +559,8 @@ func TestViolationStops(t *testing.T) {
 func TestConflictLogIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.apply = func(context.Context, *dtx.Batch) (target.Result, error) {
-				return target.Result{Rows: 1, Conflicts: map[string]int64{"public.t": 1000}}, nil
+			r.apply = func(context.Context, *dtx.Batch) (apply.Result, error) {
+				return apply.Result{Rows: 1, Conflicts: map[string]int64{"public.t": 1000}}, nil
 			}
 		})
 		for i := range 600 {

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/merge"
-	"cbrepl/target"
 )
 
 // machine is everything the loop decides, without goroutines, clocks or I/O:
@@ -91,8 +91,8 @@ type job struct {
 // outcome is what a job came to.
 type outcome struct {
 	job    job
-	result target.Result
-	state  target.State
+	result apply.Result
+	state  apply.State
 	err    error
 	// fatal ends the loop as it stands: a fault point, or AfterBatch.
 	fatal error
@@ -101,14 +101,14 @@ type outcome struct {
 // effects follow a batch that the target has committed.
 type effects struct {
 	batch  dtx.Batch
-	result target.Result
+	result apply.Result
 	// confirm holds the positions the sources may forget.
 	confirm []dtx.Position
 	// release holds the parts whose spool space is free.
 	release []dtx.Part
 }
 
-func newMachine(eng *merge.Engine, st target.State, o limits, now time.Time) *machine {
+func newMachine(eng *merge.Engine, st apply.State, o limits, now time.Time) *machine {
 	return &machine{eng: eng, o: o, rec: recordedOf(st), idleAt: now.Add(o.idleEvery)}
 }
 
@@ -217,7 +217,7 @@ func (m *machine) done(now time.Time, out outcome) (*effects, error) {
 	case err != nil:
 		return nil, m.stop(err)
 	case has:
-		return m.applied(now, target.Result{Rows: m.batch.Rows}), nil
+		return m.applied(now, apply.Result{Rows: m.batch.Rows}), nil
 	case dtx.ClassOf(m.cause) != dtx.ClassStop:
 		m.attempt++
 		m.pause(now, jobApply, true)
@@ -242,7 +242,7 @@ func (m *machine) pause(now time.Time, next jobKind, atOnce bool) {
 	m.resume = now.Add(d)
 }
 
-func (m *machine) applied(now time.Time, r target.Result) *effects {
+func (m *machine) applied(now time.Time, r apply.Result) *effects {
 	b := m.batch
 	m.rec.apply(&b)
 	e := &effects{batch: b, result: r, confirm: b.Positions, release: m.eng.Applied()}
@@ -320,7 +320,7 @@ type recorded struct {
 	dedup     map[dtx.GXID]bool
 }
 
-func recordedOf(st target.State) recorded {
+func recordedOf(st apply.State) recorded {
 	r := recorded{batch: st.Batch, positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]bool{}}
 	for _, p := range st.Positions {
 		r.positions[p.Content] = p.LSN
@@ -346,7 +346,7 @@ func (r *recorded) apply(b *dtx.Batch) {
 
 // has reports whether the target's state is the one after b (true) or before it
 // (false). Any other state was written by somebody else.
-func (r *recorded) has(st target.State, b *dtx.Batch) (bool, error) {
+func (r *recorded) has(st apply.State, b *dtx.Batch) (bool, error) {
 	switch st.Batch {
 	case r.batch:
 		if r.equal(st, nil) {
@@ -366,7 +366,7 @@ func (r *recorded) has(st target.State, b *dtx.Batch) (bool, error) {
 }
 
 // equal compares a state with the record, or with the record after b.
-func (r *recorded) equal(st target.State, b *dtx.Batch) bool {
+func (r *recorded) equal(st apply.State, b *dtx.Batch) bool {
 	want := *r
 	if b != nil {
 		want = recorded{positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]bool{}}

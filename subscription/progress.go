@@ -3,20 +3,20 @@ package subscription
 import (
 	"sync/atomic"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
-	"cbrepl/target"
 )
 
 // progress counts the rows that the target takes of the batch in hand. The
 // worker writes, the loop reads.
 type progress struct {
-	rows target.Rows
+	rows apply.Rows
 	read atomic.Int64
 }
 
-// Open implements target.Rows.
-func (p *progress) Open(part dtx.Part) (target.RowIter, error) {
+// Open implements apply.Rows.
+func (p *progress) Open(part dtx.Part) (apply.RowIter, error) {
 	it, err := p.rows.Open(part)
 	if err != nil {
 		return nil, err
@@ -28,12 +28,12 @@ func (p *progress) Open(part dtx.Part) (target.RowIter, error) {
 const countEvery = 256
 
 type countedIter struct {
-	target.RowIter
+	apply.RowIter
 	total *atomic.Int64
 	n     int64
 }
 
-// Next implements target.RowIter.
+// Next implements apply.RowIter.
 func (c *countedIter) Next() (*pgoutput.Change, error) {
 	ch, err := c.RowIter.Next()
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // slowIter has a thousand rows a second for as long as it is asked to.
@@ -34,14 +34,14 @@ func TestStuckBatch(t *testing.T) {
 		const rows = 300_000
 		held := make(chan struct{})
 		r := startRig(t, func(r *rig, _ *loopOptions) {
-			r.part = func() (target.RowIter, error) { return &slowIter{rows}, nil }
-			r.read = func(_ context.Context, rows target.Rows) (target.Result, error) {
+			r.part = func() (apply.RowIter, error) { return &slowIter{rows}, nil }
+			r.read = func(_ context.Context, rows apply.Rows) (apply.Result, error) {
 				it, err := rows.Open(dtx.Part{})
 				for err == nil {
 					_, err = it.Next()
 				}
 				<-held // as a lock on the last statement's table would
-				return target.Result{Rows: 1}, nil
+				return apply.Result{Rows: 1}, nil
 			}
 		})
 		r.onePhase(9, 120)

@@ -3,9 +3,9 @@ package subscription
 import (
 	"context"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // Stream reads one content of the source.
@@ -31,7 +31,7 @@ type ContentStream struct {
 
 // Spool is the store between streams and target, as the loop needs it.
 type Spool interface {
-	target.Rows
+	apply.Rows
 	// Release frees the space of parts that will not be read again.
 	Release(parts []dtx.Part) error
 	// Exempt names the contents that may write although the spool is full. It

@@ -14,11 +14,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/merge"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -64,7 +64,7 @@ func newSim(seed uint64, ntx int) *sim {
 
 // loop starts a daemon from the target's state alone.
 func (s *sim) loop(ctx context.Context) (*loop, *status.Board, error) {
-	var st target.State
+	var st apply.State
 	for {
 		var err error
 		if st, err = s.tgt.Open(ctx); err == nil {

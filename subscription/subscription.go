@@ -14,11 +14,11 @@ import (
 	"os"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/merge"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // Options make a subscription.
@@ -54,13 +54,13 @@ type env struct {
 	// source checks the source and reads what is published. It changes nothing.
 	source func(ctx context.Context) (*sourceFacts, error)
 	// checkResume compares the recorded state with the source as it is.
-	checkResume func(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) error
+	checkResume func(f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN) error
 	// target makes the target; it connects to nothing.
-	target func(f *sourceFacts) (target.Target, error)
+	target func(f *sourceFacts) (apply.Target, error)
 	// spool opens the spool.
 	spool func(ctx context.Context) (openSpool, error)
 	// streams makes one stream per node.
-	streams func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error)
+	streams func(f *sourceFacts, st apply.State, sp openSpool) ([]ContentStream, error)
 }
 
 // openSpool is a spool that can be closed.
@@ -273,7 +273,7 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 // agree makes target and source agree where to start: the first start records
 // the slots' positions, every later one checks that the source is still what
 // the target's record was made with.
-func (s *Subscription) agree(ctx context.Context, tgt target.Target, f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) (target.State, error) {
+func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN) (apply.State, error) {
 	if st.Initialized {
 		return st, s.env.checkResume(f, st, held)
 	}

@@ -14,10 +14,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // startup is an env that notes what is called, and fails where told.
@@ -25,7 +25,7 @@ type startup struct {
 	mu     sync.Mutex
 	calls  []string
 	failAt string
-	state  target.State
+	state  apply.State
 	// passing is how many times "run" fails with a passing fault.
 	passing int
 }
@@ -53,16 +53,16 @@ func (s *startup) trace() string {
 type startTarget struct{ s *startup }
 
 func (t startTarget) Check(context.Context) error { return t.s.call("check") }
-func (t startTarget) Open(context.Context) (target.State, error) {
+func (t startTarget) Open(context.Context) (apply.State, error) {
 	return t.s.state, t.s.call("open")
 }
 
-func (t startTarget) Init(_ context.Context, _ []target.StreamIdentity, ps []dtx.Position) error {
+func (t startTarget) Init(_ context.Context, _ []apply.StreamIdentity, ps []dtx.Position) error {
 	return t.s.call(fmt.Sprintf("init:%d", len(ps)))
 }
 
-func (t startTarget) Apply(context.Context, *dtx.Batch, target.Rows) (target.Result, error) {
-	return target.Result{}, nil
+func (t startTarget) Apply(context.Context, *dtx.Batch, apply.Rows) (apply.Result, error) {
+	return apply.Result{}, nil
 }
 func (t startTarget) Close() error { return t.s.call("close-target") }
 
@@ -92,10 +92,10 @@ func (s *startup) env() *env {
 		source: func(context.Context) (*sourceFacts, error) {
 			return &sourceFacts{positions: []dtx.Position{{Content: -1, LSN: 9}}}, s.call("source")
 		},
-		checkResume: func(*sourceFacts, target.State, map[dtx.Content]dtx.LSN) error { return s.call("resume") },
-		target:      func(*sourceFacts) (target.Target, error) { return startTarget{s}, nil },
+		checkResume: func(*sourceFacts, apply.State, map[dtx.Content]dtx.LSN) error { return s.call("resume") },
+		target:      func(*sourceFacts) (apply.Target, error) { return startTarget{s}, nil },
 		spool:       func(context.Context) (openSpool, error) { return startSpool{s: s}, s.call("spool") },
-		streams: func(*sourceFacts, target.State, openSpool) ([]ContentStream, error) {
+		streams: func(*sourceFacts, apply.State, openSpool) ([]ContentStream, error) {
 			return []ContentStream{{-1, startStream{s}}}, s.call("streams")
 		},
 	}
@@ -142,7 +142,7 @@ func TestStartOrder(t *testing.T) {
 		{"streams", true, "source check open spool resume streams close-spool close-target"},
 		{"run", true, "source check open spool resume streams run close-spool close-target"},
 	} {
-		s := &startup{failAt: tc.failAt, state: target.State{Initialized: tc.initialized}}
+		s := &startup{failAt: tc.failAt, state: apply.State{Initialized: tc.initialized}}
 		sub, err := New(Options{Config: startConfig(t, ""), private: s.env()})
 		if err != nil {
 			t.Fatal(err)
@@ -162,7 +162,7 @@ func TestStartOrder(t *testing.T) {
 // A passing fault of this machine begins a new life from the target's record.
 func TestNewLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &startup{state: target.State{Initialized: true}, passing: 2}
+		s := &startup{state: apply.State{Initialized: true}, passing: 2}
 		c := startConfig(t, "")
 		c.HTTP.Listen = config.Off
 		sub, err := New(Options{Config: c, private: s.env()})
@@ -189,7 +189,7 @@ func TestNewLife(t *testing.T) {
 // streamed before.
 func TestNewLifeFailsToBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &startup{state: target.State{Initialized: true}, passing: 1}
+		s := &startup{state: apply.State{Initialized: true}, passing: 1}
 		e := s.env()
 		starts := 0
 		e.source = func(context.Context) (*sourceFacts, error) {
@@ -228,7 +228,7 @@ func TestStopWhileStarting(t *testing.T) {
 			return &dtx.Error{Op: "open target", Class: dtx.ClassRetry, Msg: "the connection was lost"}
 		},
 	} {
-		s := &startup{state: target.State{Initialized: true}}
+		s := &startup{state: apply.State{Initialized: true}}
 		e := s.env()
 		reached := make(chan struct{})
 		e.source = func(ctx context.Context) (*sourceFacts, error) {
@@ -251,7 +251,7 @@ func TestStopWhileStarting(t *testing.T) {
 // With on_stop: wait a stopped subscription stays inspectable until ctx ends,
 // and Run returns its error then.
 func TestStoppedStaysInspectable(t *testing.T) {
-	s := &startup{failAt: "resume", state: target.State{Initialized: true}}
+	s := &startup{failAt: "resume", state: apply.State{Initialized: true}}
 	c := startConfig(t, "on_stop: wait\n")
 	c.HTTP.Listen = freeAddress(t)
 	sub, err := New(Options{Config: c, private: s.env()})

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
 )
 
 // The virtual wire: streams, spool and target that behave as the real ones do
@@ -142,7 +142,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // vspool has room for so many bytes; streams wait for room unless exempt.
 type vspool struct {
-	target.Rows
+	apply.Rows
 	ref *referee
 	max int64
 
@@ -225,7 +225,7 @@ type vtarget struct {
 	poison  dtx.GXID
 
 	mu      sync.Mutex
-	state   target.State
+	state   apply.State
 	rows    map[int]int
 	applied map[dtx.GXID]bool
 	open    bool
@@ -242,14 +242,14 @@ func newVtarget(w *world, ref *referee, rnd *rand.Rand) *vtarget {
 	return t
 }
 
-func (t *vtarget) Open(ctx context.Context) (target.State, error) {
+func (t *vtarget) Open(ctx context.Context) (apply.State, error) {
 	if err := pause(ctx, time.Duration(t.rnd.IntN(5))*time.Millisecond); err != nil {
-		return target.State{}, err
+		return apply.State{}, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rnd.IntN(100) < t.trouble {
-		return target.State{}, errLink
+		return apply.State{}, errLink
 	}
 	t.open = true
 	t.state.Epoch++
@@ -259,47 +259,47 @@ func (t *vtarget) Open(ctx context.Context) (target.State, error) {
 	return st, nil
 }
 
-func (t *vtarget) Init(_ context.Context, ids []target.StreamIdentity, ps []dtx.Position) error {
+func (t *vtarget) Init(_ context.Context, ids []apply.StreamIdentity, ps []dtx.Position) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.state.Initialized, t.state.Streams, t.state.Positions = true, ids, append([]dtx.Position(nil), ps...)
 	return nil
 }
 
-func (t *vtarget) Apply(ctx context.Context, b *dtx.Batch, _ target.Rows) (target.Result, error) {
+func (t *vtarget) Apply(ctx context.Context, b *dtx.Batch, _ apply.Rows) (apply.Result, error) {
 	wait := pause(ctx, time.Duration(t.rnd.IntN(30))*time.Millisecond)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.open {
-		return target.Result{}, t.ref.foul("batch %d is applied on a target that must be opened first", b.Seq)
+		return apply.Result{}, t.ref.foul("batch %d is applied on a target that must be opened first", b.Seq)
 	}
 	if b.Seq != t.state.Batch+1 {
-		return target.Result{}, t.ref.foul("batch %d is applied after batch %d", b.Seq, t.state.Batch)
+		return apply.Result{}, t.ref.foul("batch %d is applied after batch %d", b.Seq, t.state.Batch)
 	}
 	if wait != nil {
 		t.open = false
-		return target.Result{}, wait
+		return apply.Result{}, wait
 	}
 	if t.poison != 0 {
 		for _, g := range b.GXIDs {
 			if g == t.poison {
 				t.open = false
-				return target.Result{}, &dtx.Error{Op: "apply batch", Relation: "public.t", Msg: "row is missing", Class: dtx.ClassStop}
+				return apply.Result{}, &dtx.Error{Op: "apply batch", Relation: "public.t", Msg: "row is missing", Class: dtx.ClassStop}
 			}
 		}
 	}
 	if t.rnd.IntN(100) < t.trouble {
 		t.open = false
-		return target.Result{}, errLink
+		return apply.Result{}, errLink
 	}
 	if err := t.commit(b); err != nil {
-		return target.Result{}, err
+		return apply.Result{}, err
 	}
 	if t.rnd.IntN(100) < t.trouble { // committed, but nobody hears of it
 		t.open = false
-		return target.Result{}, errLink
+		return apply.Result{}, errLink
 	}
-	return target.Result{Rows: b.Rows}, nil
+	return apply.Result{Rows: b.Rows}, nil
 }
 
 func (t *vtarget) commit(b *dtx.Batch) error {

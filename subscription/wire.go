@@ -9,25 +9,25 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/apply"
+	"cbrepl/apply/cloudberry"
+	"cbrepl/apply/shards"
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
 	"cbrepl/segment"
 	"cbrepl/source"
-	"cbrepl/source/carrier"
-	"cbrepl/source/feed"
+	"cbrepl/source/stream/carrier"
+	"cbrepl/source/stream/feed"
 	"cbrepl/store"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
-	"cbrepl/target"
-	"cbrepl/target/cloudberry"
-	"cbrepl/target/shards"
 )
 
 // sourceFacts is what the source says of itself before streaming.
 type sourceFacts struct {
 	tables []source.Table
 	// identities and positions describe every node's server and slot, by content.
-	identities []target.StreamIdentity
+	identities []apply.StreamIdentity
 	positions  []dtx.Position
 	facts      *source.Facts
 	cluster    *source.Cluster
@@ -91,15 +91,15 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 			}
 			out := &sourceFacts{tables: f.Tables, facts: f, cluster: cl}
 			for _, r := range f.Streams() {
-				out.identities = append(out.identities, target.StreamIdentity{Content: r.Content, SystemID: r.SystemID, Slot: r.Slot, Timeline: r.Timeline})
+				out.identities = append(out.identities, apply.StreamIdentity{Content: r.Content, SystemID: r.SystemID, Slot: r.Slot, Timeline: r.Timeline})
 				out.positions = append(out.positions, dtx.Position{Content: r.Content, LSN: r.LSN})
 			}
 			return out, nil
 		},
 		checkResume: checkResume,
-		target:      func(f *sourceFacts) (target.Target, error) { return newTarget(c, f.tables, plain) },
+		target:      func(f *sourceFacts) (apply.Target, error) { return newTarget(c, f.tables, plain) },
 		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
-		streams: func(f *sourceFacts, st target.State, sp openSpool) ([]ContentStream, error) {
+		streams: func(f *sourceFacts, st apply.State, sp openSpool) ([]ContentStream, error) {
 			return newStreams(c, f.cluster, st, sp.(*spool), log)
 		},
 	}
@@ -107,7 +107,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 
 // checkResume compares the recorded state with the source. A source that was
 // confirmed to on arrival may be ahead of the target, not of the spool.
-func checkResume(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) error {
+func checkResume(f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN) error {
 	at := map[dtx.Content]dtx.LSN{}
 	for _, p := range st.Positions {
 		at[p.Content] = max(p.LSN, held[p.Content])
@@ -120,7 +120,7 @@ func checkResume(f *sourceFacts, st target.State, held map[dtx.Content]dtx.LSN) 
 }
 
 // newStreams makes a reader per node.
-func newStreams(c *config.Config, cl *source.Cluster, st target.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+func newStreams(c *config.Config, cl *source.Cluster, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
@@ -195,8 +195,8 @@ func facts(c dtx.Content, s feed.Stats) status.Stream {
 }
 
 // names translates the rename rules.
-func names(c *config.Config) (target.NameMap, error) {
-	m := target.NameMap{Schemas: map[string]string{}, Tables: map[target.Name]target.Name{}}
+func names(c *config.Config) (apply.NameMap, error) {
+	m := apply.NameMap{Schemas: map[string]string{}, Tables: map[apply.Name]apply.Name{}}
 	for _, r := range c.Tables.Rename {
 		n, err := r.Parse()
 		if err != nil {
@@ -205,7 +205,7 @@ func names(c *config.Config) (target.NameMap, error) {
 		if n.FromTable == "" {
 			m.Schemas[n.FromSchema] = n.ToSchema
 		} else {
-			m.Tables[target.Name{Schema: n.FromSchema, Table: n.FromTable}] = target.Name{Schema: n.ToSchema, Table: n.ToTable}
+			m.Tables[apply.Name{Schema: n.FromSchema, Table: n.FromTable}] = apply.Name{Schema: n.ToSchema, Table: n.ToTable}
 		}
 	}
 	return m, nil
@@ -217,9 +217,9 @@ func targetOptions(c *config.Config, tables []source.Table, log *slog.Logger) (s
 	if err != nil {
 		return shards.Options{}, cloudberry.Options{}, err
 	}
-	var engine target.Options
+	var engine apply.Options
 	if c.Apply.OnConflict == config.LogAndGo {
-		engine.OnConflict = target.ConflictLog
+		engine.OnConflict = apply.ConflictLog
 	}
 	dsn := c.Target.Coordinator.DSN.Reveal()
 	s := shards.Options{Subscription: c.Subscription, Coordinator: dsn, Tables: tables, Names: m, Engine: engine, Logger: log}
@@ -233,7 +233,7 @@ func targetOptions(c *config.Config, tables []source.Table, log *slog.Logger) (s
 }
 
 // newTarget makes the target of the configured kind. It connects to nothing.
-func newTarget(c *config.Config, tables []source.Table, log *slog.Logger) (target.Target, error) {
+func newTarget(c *config.Config, tables []source.Table, log *slog.Logger) (apply.Target, error) {
 	s, b, err := targetOptions(c, tables, log)
 	if err != nil {
 		return nil, err
@@ -302,7 +302,7 @@ func (s *spool) Held() map[dtx.Content]dtx.LSN {
 	return s.recovered.positions
 }
 
-func (s *spool) Open(p dtx.Part) (target.RowIter, error) { return s.Spool.Open(p) }
+func (s *spool) Open(p dtx.Part) (apply.RowIter, error) { return s.Spool.Open(p) }
 
 func (s *spool) Exempt(cs []dtx.Content) { s.SetExempt(cs) }
 

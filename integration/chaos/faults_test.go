@@ -11,7 +11,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/repl/repltest"
 )
 
 // points are where a daemon may kill itself.

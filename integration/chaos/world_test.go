@@ -21,7 +21,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
-	"cbrepl/source/repl/repltest"
+	"cbrepl/source/stream/repl/repltest"
 )
 
 // password stands in every connection string: a log must never show it.

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/source"
-	"cbrepl/source/carrier"
+	"cbrepl/source/stream/carrier"
 )
 
 var (

@@ -1,0 +1,244 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/router"
+	"cbrepl/source"
+)
+
+// Engine applies batches to one target. It is used by one goroutine at a time
+// and lives as long as the catalogue facts it was made from.
+type Engine struct {
+	opt      Options
+	names    NameMap
+	segments []dtx.Content
+	sources  map[Name]*source.Table
+	tables   map[Name]*table // by target name
+	order    []*table        // tables by target name, the order of flushing
+	// inOrder is set when a table holds inserts back (table.holds): contents are
+	// read one after the other then.
+	inOrder bool
+	// relations caches by pointer: a spool hands out one per version it has read.
+	relations map[*pgoutput.Relation]*relation
+	last      *relation
+	pool      pool
+	folds     []*fold
+	foldBytes int64
+	// fetchCost is what a fetched row is expected to take, in bytes: the largest
+	// of the last statement's, or half of what was expected before. It begins high,
+	// so that the first statements fetch few rows.
+	fetchCost int64
+}
+
+// maxRelations bounds the relation cache; beyond it the cache starts over.
+const maxRelations = 10_000
+
+// NewEngine checks that every source table can be applied and compiles what is
+// needed for it. segments are the backend's (Backend.Segments). The error joins
+// every problem. The engine keeps its arguments and does not change them.
+func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Table, segments []dtx.Content) (*Engine, error) {
+	opt.EnsureDefaults()
+	errs := []error{opt.Validate(), names.Validate()}
+	e := &Engine{
+		opt: opt, names: names, segments: segments,
+		sources:   make(map[Name]*source.Table, len(sources)),
+		tables:    make(map[Name]*table, len(targets)),
+		relations: make(map[*pgoutput.Relation]*relation),
+		fetchCost: opt.FetchBytes,
+		pool:      pool{limit: opt.QueueBytes},
+	}
+	byName := make(map[Name]*Table, len(targets))
+	for _, t := range targets {
+		byName[Name{t.Schema, t.Name}] = t
+	}
+	for i := range sources {
+		src := &sources[i]
+		e.sources[Name{src.Schema, src.Name}] = src
+		if err := e.addSource(src, byName); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	for _, t := range e.tables {
+		e.order = append(e.order, t)
+	}
+	slices.SortFunc(e.order, func(a, b *table) int {
+		return compareNames(a.name, b.name)
+	})
+	return e, nil
+}
+
+func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
+	problem := func(hint, format string, args ...any) error {
+		return &dtx.Error{
+			Op: "match tables", Relation: src.String(), Msg: fmt.Sprintf(format, args...),
+			Hint: hint, Class: dtx.ClassStop,
+		}
+	}
+	cands := e.names.Candidates(src)
+	var t *table
+	for _, n := range cands {
+		if t = e.tables[n]; t != nil {
+			break
+		}
+		tt := targets[n]
+		if tt == nil {
+			continue
+		}
+		var err error
+		if t, err = newTable(tt, e.segments); err != nil {
+			return problem("", "%v", err)
+		}
+		t.encode = e.encoders(tt)
+		e.tables[n] = t
+		break
+	}
+	if t == nil {
+		want := cands[0].String()
+		if len(cands) > 1 {
+			want += " or its root " + cands[1].String()
+		}
+		return problem("Create the table, or add a name rule for it", "there is no table %s on the target", want)
+	}
+	t.sources = append(t.sources, Name{src.Schema, src.Name})
+	t.deferrable = t.deferrable || src.Deferrable
+	sh, _, err := t.newShape(published(src), src)
+	if err != nil {
+		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
+	}
+	t.roams = t.roams || t.roaming(sh, src)
+	e.inOrder = e.inOrder || t.holds()
+	if t.roams && e.opt.OnConflict == ConflictLog {
+		return problem(roamingHint, "rows of table %s "+roamingLoss, t)
+	}
+	return nil
+}
+
+// What is wrong with a table that roams under on_conflict: log, and what to do.
+const (
+	roamingLoss = "may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost"
+	roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
+)
+
+func compareNames(a, b Name) int {
+	if a.Schema != b.Schema {
+		if a.Schema < b.Schema {
+			return -1
+		}
+		return 1
+	}
+	switch {
+	case a.Table < b.Table:
+		return -1
+	case a.Table > b.Table:
+		return 1
+	}
+	return 0
+}
+
+// resolve finds what rel maps to.
+func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
+	if e.last != nil && e.last.rel == rel {
+		return e.last, nil
+	}
+	if r := e.relations[rel]; r != nil {
+		e.last = r
+		return r, nil
+	}
+	src := e.sources[Name{rel.Schema, rel.Name}]
+	if src == nil {
+		return nil, &dtx.Error{
+			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
+			Msg:  "the stream holds changes of a table that was not published, or did not exist, when the subscription started",
+			Hint: "Create the table on the target if it is missing there, then resume: tables are read again at start",
+		}
+	}
+	var t *table
+	for _, n := range e.names.Candidates(src) {
+		if t = e.tables[n]; t != nil {
+			break
+		}
+	}
+	sh, order, err := t.shapeFor(rel, src)
+	if err != nil {
+		return nil, &dtx.Error{
+			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
+			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
+			Hint: "Change the target table, then resume",
+		}
+	}
+	if t.roaming(sh, src) && !t.roams { // its replica identity has changed
+		if t.roams, e.inOrder = true, true; e.opt.OnConflict == ConflictLog {
+			return nil, &dtx.Error{
+				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: roamingHint,
+				Msg: "with this replica identity rows " + roamingLoss,
+			}
+		}
+	}
+	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
+	if len(e.relations) >= maxRelations {
+		clear(e.relations)
+	}
+	e.relations[rel] = r
+	e.last = r
+	return r, nil
+}
+
+// Apply writes the rows of b through be. It begins and ends no transaction. On
+// error some operations may have been run and all are done: the caller rolls
+// back.
+func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend) (Result, error) {
+	r := newRun(ctx, e, b, be)
+	err := r.batch(b, rows)
+	if err == nil {
+		err = r.flushAll(false)
+	}
+	err = r.finish(err)
+	if err != nil {
+		for _, t := range e.order {
+			e.endWindow(t)
+		}
+		return Result{}, err
+	}
+	return r.result, nil
+}
+
+// takeFold returns an empty fold.
+func (e *Engine) takeFold() *fold {
+	if n := len(e.folds); n > 0 {
+		f := e.folds[n-1]
+		e.folds = e.folds[:n-1]
+		e.foldBytes -= f.footprint()
+		return f
+	}
+	return newFold()
+}
+
+// putFold keeps a fold for the next window, up to the size of one.
+func (e *Engine) putFold(f *fold) {
+	if f == nil {
+		return
+	}
+	f.reset()
+	if n := f.footprint(); e.foldBytes+n <= e.opt.WindowBytes {
+		e.foldBytes += n
+		e.folds = append(e.folds, f)
+	}
+}
+
+// endWindow forgets what t had pending.
+func (e *Engine) endWindow(t *table) {
+	e.putFold(t.fold)
+	for i := range t.bufs {
+		t.bufs[i] = copyBuf{}
+	}
+	t.window = window{bufs: t.bufs, shape: t.shape}
+}

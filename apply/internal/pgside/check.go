@@ -1,0 +1,108 @@
+package pgside
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cbrepl/apply"
+	"cbrepl/dtx"
+	"cbrepl/source"
+)
+
+// CheckAccess reports what keeps a role from reading and writing all rows of a
+// table: missing are the privileges that it lacks, where is " on the SERVER", or
+// empty where there is one server only.
+func CheckAccess(op string, t *apply.Table, role, where string, missing []string, rowSecurity bool) []error {
+	var errs []error
+	add := func(hint, msg string) {
+		errs = append(errs, &dtx.Error{Op: op, Relation: t.String(), Msg: msg, Hint: hint, Class: dtx.ClassStop})
+	}
+	if len(missing) > 0 {
+		hint := fmt.Sprintf("GRANT %s ON %s TO %s", strings.Join(missing, ", "), TableName(t), QuoteIdent(role))
+		if slices.Contains(missing, SchemaUsage(t.Schema)) {
+			hint = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s, and SELECT, INSERT, UPDATE, DELETE, TRUNCATE on the table", QuoteIdent(t.Schema), QuoteIdent(role))
+		}
+		add(hint, fmt.Sprintf("role %s lacks %s%s", role, strings.Join(missing, ", "), where))
+	}
+	if rowSecurity {
+		add(fmt.Sprintf("ALTER ROLE %s BYPASSRLS, or make it the table's owner", QuoteIdent(role)),
+			fmt.Sprintf("row security hides rows from role %s%s", role, where))
+	}
+	return errs
+}
+
+// SchemaUsage is what CheckAccess calls the privilege to use a schema.
+func SchemaUsage(schema string) string { return "USAGE on schema " + schema }
+
+// CheckTypes reports columns whose values would not come through unchanged.
+// typeNames are the target's types as format_type prints them, baseNames the same
+// with domains looked through, both by column of t. Missing columns are the
+// engine's to report.
+func CheckTypes(op, hint string, src *source.Table, t *apply.Table, typeNames, baseNames []string) []error {
+	var errs []error
+	for i := range src.Columns {
+		col := &src.Columns[i]
+		c := t.Column(col.Name)
+		if c < 0 || col.Generated || t.Columns[c].Generated {
+			continue
+		}
+		ok, why := RoundTrips(col.TypeName, baseNames[c])
+		if !ok { // the source's domain under its own name
+			ok, _ = RoundTrips(col.TypeName, typeNames[c])
+		}
+		if !ok {
+			errs = append(errs, &dtx.Error{
+				Op: op, Relation: t.String(), Hint: hint, Class: dtx.ClassStop,
+				Msg: fmt.Sprintf("column %s is %s on the source table %s and %s on the target: %s",
+					strconv.Quote(col.Name), col.TypeName, src, typeNames[c], why),
+			})
+		}
+	}
+	return errs
+}
+
+// CheckBatch refuses a batch that does not follow from what is recorded: last is
+// the number of the last batch, at tells the position of a content, if it has one.
+func CheckBatch(op string, b *dtx.Batch, initialized bool, last uint64, at func(dtx.Content) (dtx.LSN, bool)) error {
+	refuse := func(format string, args ...any) error {
+		return &dtx.Error{
+			Op: op, Msg: fmt.Sprintf(format, args...), Class: dtx.ClassStop,
+			Hint: "This is a fault of cbrepl; nothing is applied",
+		}
+	}
+	if !initialized {
+		return refuse("batch %d of a subscription without first positions", b.Seq)
+	}
+	if b.Seq != last+1 {
+		return refuse("batch %d does not follow batch %d", b.Seq, last)
+	}
+	for _, p := range b.Positions {
+		lsn, ok := at(p.Content)
+		if !ok {
+			return refuse("batch %d moves a stream of content %d, which the subscription does not have", b.Seq, p.Content)
+		}
+		if p.LSN < lsn {
+			return refuse("batch %d moves content %d back from %s to %s", b.Seq, p.Content, lsn, p.LSN)
+		}
+	}
+	return nil
+}
+
+// CheckFormat refuses the state tables of another version, on the server called
+// where: rows are those of cbrepl.state_format, known is the version that is
+// understood.
+func CheckFormat(op, where string, rows [][][]byte, known int64) error {
+	if len(rows) == 1 && Atoi(rows[0][0]) == known {
+		return nil
+	}
+	found := "no version"
+	if len(rows) > 0 {
+		found = "version " + string(rows[0][0])
+	}
+	return &dtx.Error{
+		Op: op, Msg: fmt.Sprintf("schema cbrepl of the %s has %s of its layout, this cbrepl knows %d", where, found, known),
+		Hint: "Run the cbrepl that wrote it", Class: dtx.ClassStop,
+	}
+}

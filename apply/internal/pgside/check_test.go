@@ -1,0 +1,185 @@
+package pgside
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"cbrepl/apply"
+	"cbrepl/dtx"
+	"cbrepl/router"
+	"cbrepl/source"
+)
+
+// A column is judged by what its domain is over, and fits too where both sides
+// have the domain.
+func TestCheckTypes(t *testing.T) {
+	tab := &apply.Table{Schema: "app", Name: "t"}
+	var typeNames, baseNames []string
+	src := &source.Table{Schema: "app", Name: "s"}
+	for _, c := range []struct {
+		name, src, dst, base string
+		generated            bool
+	}{
+		{name: "plain", src: "integer", dst: "bigint", base: "bigint"},
+		{name: "domain", src: "app.positive", dst: "b.positive", base: "integer"},
+		{name: "into_domain", src: "integer", dst: "app.positive", base: "integer"},
+		{name: "of_text", src: "app.email", dst: "text", base: "text"},
+		{name: "computed", src: "integer", dst: "date", base: "date", generated: true},
+		{name: "other_domain", src: "app.positive", dst: "app.negative", base: "integer"},
+		{name: "narrow", src: "bigint", dst: "app.positive", base: "integer"},
+	} {
+		src.Columns = append(src.Columns, source.Column{Name: c.name, TypeName: c.src})
+		tab.Columns = append(tab.Columns, apply.Column{Name: c.name, Generated: c.generated})
+		typeNames, baseNames = append(typeNames, c.dst), append(baseNames, c.base)
+	}
+	src.Columns = append(src.Columns, source.Column{Name: "missing", TypeName: "integer"})
+	errs := CheckTypes("check target tables", "mend it", src, tab, typeNames, baseNames)
+	if len(errs) != 2 || !strings.Contains(errs[0].Error(), `column "other_domain" is app.positive on the source table app.s and app.negative`) ||
+		!strings.Contains(errs[1].Error(), `column "narrow"`) || !strings.Contains(errs[1].Error(), "table app.t") || dtx.ClassOf(errs[0]) != dtx.ClassStop {
+		t.Errorf("%d problems: %v", len(errs), errs)
+	}
+}
+
+// Hints are statements that can be run as they stand.
+func TestCheckAccess(t *testing.T) {
+	tab := &apply.Table{Schema: "app", Name: "T"}
+	if errs := CheckAccess("check", tab, "r", "", nil, false); len(errs) != 0 {
+		t.Error(errs)
+	}
+	errs := CheckAccess("check", tab, `o"r`, " on the shard 1", []string{"INSERT", "DELETE"}, true)
+	if len(errs) != 2 || !strings.HasSuffix(errs[0].Error(), `role o"r lacks INSERT, DELETE on the shard 1. GRANT INSERT, DELETE ON "app"."T" TO "o""r"`) ||
+		!strings.Contains(errs[1].Error(), `role o"r on the shard 1. ALTER ROLE "o""r" BYPASSRLS`) {
+		t.Errorf("%v", errs)
+	}
+	errs = CheckAccess("check", tab, "r", "", []string{"SELECT", SchemaUsage("app")}, false)
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), `GRANT USAGE ON SCHEMA "app" TO "r", and SELECT`) {
+		t.Errorf("%v", errs)
+	}
+}
+
+func TestCheckBatch(t *testing.T) {
+	at := func(c dtx.Content) (dtx.LSN, bool) { return 100, c == 0 }
+	for _, c := range []struct {
+		b    dtx.Batch
+		init bool
+		want string
+	}{
+		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 0, LSN: 100}}}, true, ""},
+		{dtx.Batch{Seq: 8}, false, "without first positions"},
+		{dtx.Batch{Seq: 7}, true, "batch 7 does not follow batch 7"},
+		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 1, LSN: 100}}}, true, "content 1"},
+		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 0, LSN: 99}}}, true, "moves content 0 back from 0/64 to 0/63"},
+	} {
+		err := CheckBatch("apply batch", &c.b, c.init, 7, at)
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || dtx.ClassOf(err) != dtx.ClassStop) {
+			t.Errorf("batch %d: %v, want %q", c.b.Seq, err, c.want)
+		}
+	}
+}
+
+// rowOf is a row of pg_type: oid, name, kind, and by name what differs from 0.
+func rowOf(oid, name, kind string, refs map[string]string) [][]byte {
+	r := [][]byte{[]byte(oid), []byte(name), []byte("s." + name), []byte(kind)}
+	for _, k := range []string{"elem", "base", "subtype", "multirange"} {
+		v := refs[k]
+		if v == "" {
+			v = "0"
+		}
+		r = append(r, []byte(v))
+	}
+	return append(r, []byte(refs["baseName"]), nil, []byte(refs["notnull"]), nil, []byte(refs["fields"]))
+}
+
+// Types are read with all they are made of, each once. One that is dropped
+// meanwhile, or a part of it, is tried again and never taken for a type of no kind.
+func TestReadTypes(t *testing.T) {
+	all := map[string][][]byte{
+		"1": rowOf("1", "list", "b", map[string]string{"elem": "2"}),
+		"2": rowOf("2", "pair", "c", map[string]string{"fields": "3,4"}),
+		"3": rowOf("3", "int", "b", nil),
+		"4": rowOf("4", "short", "d", map[string]string{"base": "5", "baseName": "s.shorter"}),
+		"5": rowOf("5", "shorter", "d", map[string]string{"base": "3", "baseName": "int", "notnull": "t"}),
+	}
+	asked := map[string]int{}
+	query := func(_, oids string) ([][][]byte, error) {
+		var rows [][][]byte
+		for _, oid := range strings.Split(strings.Trim(oids, "{}"), ",") {
+			asked[oid]++
+			if r := all[oid]; r != nil {
+				rows = append(rows, r)
+			}
+		}
+		return rows, nil
+	}
+	got, err := ReadTypes("check", "shard 1", []uint32{1, 4, 4}, true, query)
+	if err != nil || len(got) != 2 {
+		t.Fatalf("%d types, %v", len(got), err)
+	}
+	if c := got[4]; c.Cast != "s.int" || !c.NotNull || c.base != "int" || c.Type.Kind != router.DomainType || c.Type.Elem.Elem.OID != 3 {
+		t.Errorf("domain %+v", c)
+	}
+	if c := got[1]; c.Type.Kind != router.ArrayType || c.Type.Elem.Kind != router.CompositeType || len(c.Type.Elem.Fields) != 2 || c.domain {
+		t.Errorf("array %+v", c)
+	}
+	for oid, n := range asked {
+		if n != 1 {
+			t.Errorf("type %s is asked for %d times", oid, n)
+		}
+	}
+	for _, gone := range []string{"1", "3"} {
+		kept := all[gone]
+		delete(all, gone)
+		_, err := ReadTypes("check", "shard 1", []uint32{1}, true, query)
+		if err == nil || dtx.ClassOf(err) != dtx.ClassRetry || !strings.Contains(err.Error(), "type "+gone+" was dropped on the shard 1") {
+			t.Errorf("without type %s: %v", gone, err)
+		}
+		all[gone] = kept
+	}
+	broken := errors.New("broken")
+	if _, err := ReadTypes("check", "shard 1", []uint32{1}, true, func(string, string) ([][][]byte, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	tab := func(u apply.Unique) *apply.Table { return &apply.Table{Uniques: []apply.Unique{u}} }
+	for _, c := range []struct {
+		u               apply.Unique
+		indexed, unique bool
+	}{
+		{apply.Unique{Columns: []int{2, 1}, Plain: true}, true, true},
+		{apply.Unique{Columns: []int{1}, Plain: true, Deferrable: true}, true, false},
+		{apply.Unique{Columns: []int{1, 3}, Plain: true}, false, false},
+		{apply.Unique{Columns: []int{1}}, false, false},
+		{apply.Unique{Plain: true}, false, false},
+		{apply.Unique{Columns: []int{1}, Plain: true, Exclusion: true}, false, false},
+	} {
+		if i, u := IndexedKeys(tab(c.u), []int{1, 2}), UniqueKeys(tab(c.u), []int{1, 2}); i != c.indexed || u != c.unique {
+			t.Errorf("%+v: indexed %t, unique %t", c.u, i, u)
+		}
+	}
+}
+
+func TestSQL(t *testing.T) {
+	heap := &apply.Table{Schema: "a", Name: `t"1`, Kind: apply.Heap, Columns: []apply.Column{{Name: "x"}, {Name: "Y"}}}
+	root := &apply.Table{Schema: "a", Name: "p", Kind: apply.PartitionRoot}
+	if got, want := CopySQL(heap, []int{1, 0}), `COPY "a"."t""1" ("Y", "x") FROM STDIN`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := TruncateSQL([]*apply.Table{heap, root}, true), `TRUNCATE ONLY "a"."t""1", "a"."p" RESTART IDENTITY`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestCheckFormat(t *testing.T) {
+	version := func(s string) [][][]byte { return [][][]byte{{[]byte(s)}} }
+	if err := CheckFormat("open", "shard 1", version("3"), 3); err != nil {
+		t.Error(err)
+	}
+	for want, rows := range map[string][][][]byte{"has version 2 of": version("2"), "has no version of": nil} {
+		if err := CheckFormat("open", "shard 1", rows, 3); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the shard 1") {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

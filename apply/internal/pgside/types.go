@@ -1,0 +1,197 @@
+package pgside
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"cbrepl/apply"
+	"cbrepl/dtx"
+	"cbrepl/router"
+)
+
+// typeRow is a row of pg_type with what it refers to.
+type typeRow struct {
+	// name is as format_type prints it, qualified schema.name quoted.
+	name, qualified string
+	// kind is typtype.
+	kind string
+	// elem is the element of a true array, else 0.
+	elem, base, rangeSubtype, multirangeOf uint32
+	// baseName is a domain's base type with its modifier.
+	baseName, extension string
+	notNull, hasDefault bool
+	fields              []uint32
+}
+
+// refs lists the types that t is made of; 0 stands for none.
+func (t *typeRow) refs() []uint32 {
+	return append([]uint32{t.elem, t.base, t.rangeSubtype, t.multirangeOf}, t.fields...)
+}
+
+// typesSQL reads typeRows by an array of OIDs. Servers before PostgreSQL 14 have
+// no multiranges.
+func typesSQL(multiranges bool) string {
+	of, join := "0", ""
+	if multiranges {
+		of, join = "coalesce(m.rngtypid, 0)", "LEFT JOIN pg_range m ON m.rngmultitypid = t.oid"
+	}
+	return `
+		SELECT t.oid, format_type(t.oid, NULL), quote_ident(s.nspname) || '.' || quote_ident(t.typname), t.typtype,
+		       CASE WHEN t.typlen = -1 AND t.typoutput = 'array_out'::regproc THEN t.typelem ELSE 0 END,
+		       t.typbasetype, coalesce(r.rngsubtype, 0), ` + of + `,
+		       format_type(t.typbasetype, t.typtypmod), coalesce(e.extname, ''), t.typnotnull, t.typdefault IS NOT NULL,
+		       array_to_string(ARRAY(SELECT a.atttypid FROM pg_attribute a
+		                             WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+		                             ORDER BY a.attnum), ',')
+		FROM pg_type t
+		JOIN pg_namespace s ON s.oid = t.typnamespace
+		LEFT JOIN pg_range r ON r.rngtypid = t.oid ` + join + `
+		LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+		LEFT JOIN pg_extension e ON e.oid = d.refobjid
+		WHERE t.oid = ANY ($1::oid[])`
+}
+
+func parseTypeRow(r [][]byte) *typeRow {
+	t := &typeRow{
+		name: string(r[1]), qualified: string(r[2]), kind: string(r[3]),
+		elem: OID(r[4]), base: OID(r[5]), rangeSubtype: OID(r[6]), multirangeOf: OID(r[7]),
+		baseName: string(r[8]), extension: string(r[9]), notNull: string(r[10]) == "t", hasDefault: string(r[11]) == "t",
+	}
+	for _, f := range SplitList(r[12]) {
+		t.fields = append(t.fields, OID([]byte(f)))
+	}
+	return t
+}
+
+// ReadTypes describes types, by OID, with everything they are made of. query runs
+// a statement on the server called where, with an array of OIDs as its parameter.
+func ReadTypes(op, where string, types []uint32, multiranges bool, query func(sql, oids string) ([][][]byte, error)) (map[uint32]*ColumnType, error) {
+	sql := typesSQL(multiranges)
+	found := map[uint32]*typeRow{}
+	want := map[uint32]bool{}
+	for _, oid := range types {
+		want[oid] = true
+	}
+	for len(want) > 0 {
+		list := make([]string, 0, len(want))
+		for oid := range want {
+			list = append(list, strconv.FormatUint(uint64(oid), 10))
+		}
+		rows, err := query(sql, "{"+strings.Join(list, ",")+"}")
+		if err != nil {
+			return nil, err
+		}
+		got := make([]*typeRow, 0, len(rows))
+		for _, r := range rows {
+			t := parseTypeRow(r)
+			found[OID(r[0])] = t
+			got = append(got, t)
+		}
+		for oid := range want {
+			if found[oid] == nil {
+				return nil, &dtx.Error{
+					Op: op, Msg: fmt.Sprintf("type %d was dropped on the %s meanwhile", oid, where),
+					Hint: "It is tried again", Class: dtx.ClassRetry,
+				}
+			}
+		}
+		clear(want)
+		for _, t := range got {
+			for _, ref := range t.refs() {
+				if ref != 0 && found[ref] == nil {
+					want[ref] = true
+				}
+			}
+		}
+	}
+	out := map[uint32]*ColumnType{}
+	for _, oid := range types {
+		out[oid] = describe(oid, found)
+	}
+	return out, nil
+}
+
+// ColumnType is a type as the columns that have it need it.
+type ColumnType struct {
+	Type *router.Type
+	// Cast is what text is cast to: qualified, quoted, domains looked through.
+	Cast string
+	// domain is set when the type is a domain; base is its base type as
+	// format_type prints it, modifier included.
+	domain bool
+	base   string
+	// NotNull and HasDefault are what a domain adds to a column.
+	NotNull, HasDefault bool
+}
+
+// describe builds the description of a type out of all rows that it needs.
+// Domains over domains add up.
+func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
+	out := &ColumnType{Type: routerType(oid, found, 0)}
+	t := found[oid]
+	for t != nil && t.kind == "d" {
+		out.domain, out.base = true, t.baseName // the innermost stays
+		out.NotNull = out.NotNull || t.notNull
+		out.HasDefault = out.HasDefault || t.hasDefault
+		t = found[t.base]
+	}
+	if t != nil {
+		out.Cast = t.qualified
+	}
+	return out
+}
+
+// maxTypeDepth bounds nesting: a composite type cannot hold itself, but an array
+// of it can.
+const maxTypeDepth = 32
+
+// routerType converts a type and what it is made of.
+func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
+	t := found[oid]
+	if t == nil || depth > maxTypeDepth {
+		return nil
+	}
+	out := &router.Type{OID: oid, Name: t.name, Kind: router.BaseType, Extension: t.extension}
+	sub := func(oid uint32) *router.Type { return routerType(oid, found, depth+1) }
+	switch {
+	case t.kind == "d":
+		out.Kind, out.Elem = router.DomainType, sub(t.base)
+	case t.kind == "e":
+		out.Kind = router.EnumType
+	case t.kind == "r":
+		out.Kind, out.Elem = router.RangeType, sub(t.rangeSubtype)
+	case t.kind == "m":
+		out.Kind, out.Elem = router.MultirangeType, sub(t.multirangeOf)
+	case t.kind == "c":
+		out.Kind = router.CompositeType
+		for _, f := range t.fields {
+			out.Fields = append(out.Fields, sub(f))
+		}
+	case t.elem != 0:
+		out.Kind, out.Elem = router.ArrayType, sub(t.elem)
+	}
+	return out
+}
+
+// ColumnOf makes a column of what the catalogue says of it, behind two columns of
+// r that tell which it is: attname, atttypid, attnotnull, atthasdef, attidentity,
+// attgenerated, its type as format_type prints it, and whether its collation is
+// nondeterministic. printed is that type, base the same with domains looked through.
+func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c apply.Column, printed, base string) {
+	ty := types[OID(r[3])]
+	c = apply.Column{
+		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
+		NotNull:          string(r[4]) == "t" || ty.NotNull,
+		Generated:        string(r[7]) != "",
+		IdentityAlways:   string(r[6]) == "a",
+		Nondeterministic: string(r[9]) == "t",
+	}
+	c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
+	printed = string(r[8])
+	base = printed
+	if ty.domain {
+		base = ty.base
+	}
+	return c, printed, base
+}

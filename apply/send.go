@@ -1,0 +1,109 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"cbrepl/dtx"
+)
+
+// sendCopies sends what is left in the table's insert buffers.
+func (r *run) sendCopies(t *table, l *layout) error {
+	for i := range t.bufs {
+		if t.bufs[i].rows == 0 {
+			continue
+		}
+		place := i
+		if i == len(t.segs) {
+			place = everywhere
+		}
+		if err := r.sendCopy(t, place, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendCopy queues one buffer of inserts.
+func (r *run) sendCopy(t *table, place int, l *layout) error {
+	b := t.buf(place)
+	if t.mode == modePass {
+		r.hold(t, -int64(len(b.data)), 0)
+	}
+	op := &CopyOp{
+		Table: t.Table, Cols: l.cols, Data: b.body(), Binary: b.binary, Rows: b.rows,
+		SkipDuplicates: r.e.opt.OnConflict == ConflictLog,
+	}
+	marks, shape := b.marks, t.shape
+	*b = copyBuf{}
+	free := func() { r.e.pool.putBuf(op.Data) }
+	return r.broadcast(t, place, int64(len(op.Data)), free, func(ctx context.Context, i int) error {
+		n, err := r.be.Copy(ctx, t.segs[i], op)
+		if err != nil {
+			return r.copyError(t, shape, t.segs[i], op, marks, err)
+		}
+		if n != op.Rows && i == r.first(place) {
+			return r.conflicts(t, shape, conflictDuplicate, op.Rows-n, partOf(marks, 0), nil)
+		}
+		return nil
+	})
+}
+
+// first is the index of the first segment of a place.
+func (r *run) first(place int) int { return max(place, 0) }
+
+// broadcast queues f for every segment of a place; free is called when all are
+// done.
+func (r *run) broadcast(t *table, place int, size int64, free func(), f func(ctx context.Context, i int) error) error {
+	from, to := t.indexes(place)
+	sh := &shared{n: to - from, free: free}
+	var first error
+	for i := from; i < to; i++ {
+		err := r.lanes.put(r.lane(t.segs[i]), task{
+			size: size, done: sh.done,
+			run: func(ctx context.Context) error { return f(ctx, i) },
+		})
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// lane is the queue of a segment.
+func (r *run) lane(seg dtx.Content) int { return slices.Index(r.e.segments, seg) }
+
+// copyError pins the refusal of an insert down to its part and, for a
+// duplicate, to its identity.
+func (r *run) copyError(t *table, sh *shape, seg dtx.Content, op *CopyOp, marks []mark, err error) error {
+	part := r.onlyPart(len(marks), func(i int) int32 { return marks[i].part })
+	var de *DataError
+	if !errors.As(err, &de) {
+		return r.opError(t, seg, part, "insert rows", err)
+	}
+	var key [][]byte
+	if de.Row >= 0 && int64(de.Row) < op.Rows {
+		part = partOf(marks, int64(de.Row))
+		key = copyKey(sh, op, de.Row)
+	}
+	if de.Duplicate {
+		return r.diverged(t, sh, conflictDuplicate, part, key, seg, de)
+	}
+	return r.opError(t, seg, part, "insert rows", err)
+}
+
+// onlyPart returns the part that all n entries name, or the first entry of
+// several that belong to one dtx; none otherwise.
+func (r *run) onlyPart(n int, part func(i int) int32) int32 {
+	if n == 0 {
+		return none
+	}
+	first := part(0)
+	for i := 1; i < n; i++ {
+		if p := part(i); p != first && r.parts[p].GXID != r.parts[first].GXID {
+			return none
+		}
+	}
+	return first
+}

@@ -1,0 +1,332 @@
+package shards
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cbrepl/apply"
+	"cbrepl/apply/internal/pgside"
+	"cbrepl/router"
+)
+
+const opCatalogue = "check target tables"
+
+// catalogue is what one shard says of the tables asked for.
+type catalogue struct {
+	tables map[apply.Name]*foundTable
+}
+
+// foundTable is a table on one shard, with what is not in apply.Table.
+type foundTable struct {
+	*apply.Table
+	oid uint32
+	// typeNames are the columns' types as format_type prints them, modifier
+	// included; baseNames the same with domains looked through.
+	typeNames, baseNames []string
+	// missing lists the privileges that the role lacks.
+	missing []string
+	// firing lists triggers and rules that fire unless the session runs as replica.
+	firing string
+	// rowSecurity is set when policies would hide rows from the role.
+	rowSecurity bool
+}
+
+// nameArrays prints names as two array literals.
+func nameArrays(names []apply.Name) (schemas, tables string) {
+	s, t := make([]string, len(names)), make([]string, len(names))
+	for i, n := range names {
+		s[i], t[i] = n.Schema, n.Table
+	}
+	return pgside.TextArray(s), pgside.TextArray(t)
+}
+
+// readTables reads the tables of the given names that a shard has. Nothing is
+// locked beyond the catalogue.
+func readTables(ctx context.Context, n *node, names []apply.Name) (*catalogue, error) {
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b apply.Name) int {
+		return cmp.Or(strings.Compare(a.Schema, b.Schema), strings.Compare(a.Table, b.Table))
+	})
+	schemas, tables := nameArrays(slices.Compact(names)) // leaves share their root
+	rows, err := n.query(ctx, `
+		SELECT s.nspname, c.relname, c.oid, c.relkind, row_security_active(c.oid),
+		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
+		                             WHERE NOT has_table_privilege(c.oid, p)), ','),
+		       has_schema_privilege(s.oid, 'USAGE'),
+		       array_to_string(ARRAY(
+		           SELECT CASE WHEN t.tgisinternal THEN 'foreign key ' || quote_ident(k.conname) ELSE 'trigger ' || quote_ident(t.tgname) END
+		           FROM pg_trigger t LEFT JOIN pg_constraint k ON k.oid = t.tgconstraint
+		           WHERE t.tgrelid = c.oid AND t.tgenabled = 'O' AND (NOT t.tgisinternal OR k.contype = 'f')
+		           UNION
+		           SELECT 'rule ' || quote_ident(r.rulename) FROM pg_rewrite r
+		           WHERE r.ev_class = c.oid AND r.ev_enabled = 'O' AND r.ev_type <> '1'), ', ')
+		FROM unnest($1::text[], $2::text[]) u(s, t)
+		JOIN pg_namespace s ON s.nspname = u.s
+		JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = u.t
+		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')`, schemas, tables)
+	if err != nil {
+		return nil, fail(opCatalogue, n.String(), err)
+	}
+	cat := &catalogue{tables: map[apply.Name]*foundTable{}}
+	byOID := map[uint32]*foundTable{}
+	var oids []string
+	for _, r := range rows {
+		t := &foundTable{
+			Table:       &apply.Table{Schema: string(r[0]), Name: string(r[1]), Kind: tableKind(r[3])},
+			oid:         pgside.OID(r[2]),
+			rowSecurity: string(r[4]) == "t",
+		}
+		if len(r[5]) > 0 {
+			t.missing = strings.Split(string(r[5]), ",")
+		}
+		if string(r[6]) != "t" {
+			t.missing = append(t.missing, pgside.SchemaUsage(t.Schema))
+		}
+		t.firing = string(r[7])
+		cat.tables[apply.Name{Schema: t.Schema, Table: t.Name}] = t
+		byOID[t.oid] = t
+		oids = append(oids, string(r[2]))
+	}
+	list := "{" + strings.Join(oids, ",") + "}"
+	attrs, err := readColumns(ctx, n, list, byOID)
+	if err != nil {
+		return nil, err
+	}
+	if err := readUniques(ctx, n, list, byOID, attrs); err != nil {
+		return nil, err
+	}
+	return cat, nil
+}
+
+func tableKind(relkind []byte) apply.TableKind {
+	switch string(relkind) {
+	case "r":
+		return apply.Heap
+	case "p":
+		return apply.PartitionRoot
+	}
+	return apply.OtherKind
+}
+
+// attrKey finds a column by table and attribute number.
+type attrKey struct {
+	table  uint32
+	number int
+}
+
+// readColumns fills the live columns of every table, in attribute order, and
+// returns their indexes.
+func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*foundTable) (map[attrKey]int, error) {
+	rows, err := n.query(ctx, `
+		SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated,
+		       format_type(a.atttypid, a.atttypmod),
+		       coalesce(NOT l.collisdeterministic, false)
+		FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+		WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+		ORDER BY a.attrelid, a.attnum`, oids)
+	if err != nil {
+		return nil, fail(opCatalogue, n.String(), err)
+	}
+	list := make([]uint32, len(rows))
+	for i, r := range rows {
+		list[i] = pgside.OID(r[3])
+	}
+	types, err := pgside.ReadTypes(opCatalogue, n.String(), list, true, func(sql, arg string) ([][][]byte, error) {
+		rows, err := n.query(ctx, sql, arg)
+		return rows, fail(opCatalogue, n.String(), err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	attrs := map[attrKey]int{}
+	for _, r := range rows {
+		t := byOID[pgside.OID(r[0])]
+		c, printed, base := pgside.ColumnOf(r, types)
+		attrs[attrKey{t.oid, int(pgside.Atoi(r[1]))}] = len(t.Columns)
+		t.Columns, t.typeNames, t.baseNames = append(t.Columns, c), append(t.typeNames, printed), append(t.baseNames, base)
+	}
+	return attrs, nil
+}
+
+// readUniques fills the unique indexes and exclusion constraints of every table,
+// those of partitions under their root.
+func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*foundTable, attrs map[attrKey]int) error {
+	// parts finds every partition below a root. An index that belongs to one of
+	// the root's is the same constraint and is left out.
+	rows, err := n.query(ctx, `
+		WITH RECURSIVE parts(root, rel) AS (
+			SELECT o, o FROM unnest($1::oid[]) o
+			UNION ALL
+			SELECT p.root, h.inhrelid FROM parts p
+			JOIN pg_inherits h ON h.inhparent = p.rel
+			JOIN pg_class c ON c.oid = p.rel AND c.relkind = 'p')
+		SELECT p.root, p.rel, x.relname, i.indisprimary, i.indisexclusion,
+		       NOT i.indimmediate OR coalesce(k.condeferrable, false),
+		       i.indexprs IS NULL AND i.indpred IS NULL,
+		       array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ','),
+		       array_to_string(ARRAY(
+		           SELECT DISTINCT d.refobjsubid FROM pg_depend d
+		           WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
+		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ',')
+		FROM parts p
+		JOIN pg_index i ON i.indrelid = p.rel
+		JOIN pg_class x ON x.oid = i.indexrelid
+		LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.contype IN ('p', 'u', 'x')
+		WHERE (i.indisunique OR i.indisexclusion) AND i.indisvalid AND i.indisready
+		  AND (p.root = p.rel OR NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = i.indexrelid))
+		ORDER BY p.root, i.indisprimary DESC, p.rel <> p.root, x.relname`, oids)
+	if err != nil {
+		return fail(opCatalogue, n.String(), err)
+	}
+	partAttrs, err := readPartitionColumns(ctx, n, rows)
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		t := byOID[pgside.OID(r[0])]
+		rel := pgside.OID(r[1])
+		column := func(number string) (int, bool) {
+			num := int(pgside.Atoi([]byte(number)))
+			if rel == t.oid {
+				i, ok := attrs[attrKey{rel, num}]
+				return i, ok
+			}
+			i := t.Column(partAttrs[attrKey{rel, num}])
+			return i, i >= 0
+		}
+		columnsOnly := string(r[6]) == "t"
+		u := apply.Unique{
+			Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
+			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
+			// An index of one partition does not make a row of the root unique.
+			Plain: columnsOnly && rel == t.oid,
+		}
+		reads := map[int]bool{}
+		for _, f := range pgside.SplitList(r[7]) {
+			if i, ok := column(f); ok { // 0 stands for an expression
+				u.Columns = append(u.Columns, i)
+				reads[i] = true
+			}
+		}
+		if !columnsOnly {
+			// Expressions and predicate: what the index depends on, INCLUDE columns too.
+			for _, f := range pgside.SplitList(r[8]) {
+				if i, ok := column(f); ok {
+					reads[i] = true
+				}
+			}
+		}
+		for i := range reads {
+			u.Reads = append(u.Reads, i)
+		}
+		slices.Sort(u.Reads)
+		t.Uniques = append(t.Uniques, u)
+	}
+	return nil
+}
+
+// readPartitionColumns returns the column names of the partitions among rows of
+// readUniques: their numbers can differ from the root's.
+func readPartitionColumns(ctx context.Context, n *node, rows [][][]byte) (map[attrKey]string, error) {
+	var parts []string
+	for _, r := range rows {
+		if string(r[0]) != string(r[1]) {
+			parts = append(parts, string(r[1]))
+		}
+	}
+	out := map[attrKey]string{}
+	if len(parts) == 0 {
+		return out, nil
+	}
+	found, err := n.query(ctx, `SELECT attrelid, attnum, attname FROM pg_attribute
+		WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped`, "{"+strings.Join(parts, ",")+"}")
+	if err != nil {
+		return nil, fail(opCatalogue, n.String(), err)
+	}
+	for _, r := range found {
+		out[attrKey{pgside.OID(r[0]), int(pgside.Atoi(r[1]))}] = string(r[2])
+	}
+	return out, nil
+}
+
+// policyRow is a row of cbrepl.distribution_policy.
+type policyRow struct {
+	kind               string
+	columns, opclasses []string
+	numSegments        int
+}
+
+// readPolicies reads the placement of the given tables from the coordinator
+// database.
+func (t *Target) readPolicies(ctx context.Context, names []apply.Name) (map[apply.Name]policyRow, error) {
+	schemas, tables := nameArrays(names)
+	rows, err := t.co.query(ctx, `
+		SELECT p.schema_name, p.table_name, p.kind, p.numsegments, coalesce(cardinality(p.columns), 0), coalesce(cardinality(p.opclasses), 0)
+		FROM cbrepl.distribution_policy p JOIN unnest($1::text[], $2::text[]) u(s, t) ON p.schema_name = u.s AND p.table_name = u.t`, schemas, tables)
+	if err != nil {
+		return nil, fail(opCatalogue, t.co.String(), err)
+	}
+	out := map[apply.Name]policyRow{}
+	for _, r := range rows {
+		p := policyRow{kind: string(r[2]), numSegments: int(pgside.Atoi(r[3]))}
+		p.columns, p.opclasses = make([]string, pgside.Atoi(r[4])), make([]string, pgside.Atoi(r[5]))
+		out[apply.Name{Schema: string(r[0]), Table: string(r[1])}] = p
+	}
+	rows, err = t.co.query(ctx, `
+		SELECT p.schema_name, p.table_name, x.n, x.c, x.o
+		FROM cbrepl.distribution_policy p JOIN unnest($1::text[], $2::text[]) u(s, t) ON p.schema_name = u.s AND p.table_name = u.t,
+		     unnest(p.columns, p.opclasses) WITH ORDINALITY x(c, o, n)`, schemas, tables)
+	if err != nil {
+		return nil, fail(opCatalogue, t.co.String(), err)
+	}
+	for _, r := range rows {
+		p := out[apply.Name{Schema: string(r[0]), Table: string(r[1])}]
+		i := int(pgside.Atoi(r[2])) - 1
+		if i >= 0 && i < len(p.columns) {
+			p.columns[i] = string(r[3])
+		}
+		if i >= 0 && i < len(p.opclasses) {
+			p.opclasses[i] = string(r[4])
+		}
+	}
+	return out, nil
+}
+
+// policy turns a row into the placement of table f.
+func (p policyRow) policy(f *foundTable) (router.Policy, error) {
+	out := router.Policy{NumSegments: p.numSegments}
+	switch p.kind {
+	case "replicated":
+		out.Kind = router.Replicated
+		return out, nil
+	case "random":
+		out.Kind = router.Random
+		return out, nil
+	case "hash":
+		out.Kind = router.Hash
+	default:
+		return out, fmt.Errorf("its kind %s is none of hash, random, replicated", strconv.Quote(p.kind))
+	}
+	if len(p.columns) == 0 {
+		return out, fmt.Errorf("it is of kind hash and names no columns")
+	}
+	if len(p.opclasses) > 0 && len(p.opclasses) != len(p.columns) {
+		return out, fmt.Errorf("it names %d columns and %d operator classes", len(p.columns), len(p.opclasses))
+	}
+	for i, name := range p.columns {
+		c := f.Column(name)
+		if c < 0 {
+			return out, fmt.Errorf("it names column %s, which the table does not have", strconv.Quote(name))
+		}
+		col := router.Column{Name: name, Type: f.Columns[c].Type, Nondeterministic: f.Columns[c].Nondeterministic}
+		if len(p.opclasses) > 0 {
+			col.Opclass = p.opclasses[i]
+		}
+		out.Columns = append(out.Columns, col)
+	}
+	return out, nil
+}

@@ -1,0 +1,322 @@
+package shards
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/apply"
+	"cbrepl/apply/internal/pgside"
+	"cbrepl/router"
+)
+
+// query is a statement under construction. Values come as text[] parameters in
+// binary format and are cast per row: that takes any type, arrays of arrays
+// included, exactly as its input function does.
+type query struct {
+	strings.Builder
+	params  [][]byte
+	oids    []uint32
+	formats []int16
+	// keyed is set when every row is found by a unique index, so that no plan
+	// depends on the parameters.
+	keyed bool
+}
+
+// Parameter types.
+const (
+	textArrayOID = 1009
+	int8OID      = 20
+)
+
+func (q *query) run(ctx context.Context, conn *pgconn.PgConn) *pgconn.Result {
+	return conn.ExecParams(ctx, q.String(), q.params, q.oids, q.formats, nil).Read()
+}
+
+// format writes; a Builder does not fail.
+func (q *query) format(f string, args ...any) { _, _ = fmt.Fprintf(q, f, args...) }
+
+// param adds a vector and returns its number.
+func (q *query) param(v *apply.Vec) string {
+	return q.add(v.TextArray(), textArrayOID, pgx.BinaryFormatCode)
+}
+
+// number adds a number and returns its own. It is no part of the text, so that
+// statements over different numbers of rows have one text.
+func (q *query) number(n int) string {
+	return q.add(strconv.AppendInt(nil, int64(n), 10), int8OID, pgx.TextFormatCode)
+}
+
+func (q *query) add(value []byte, oid uint32, format int16) string {
+	q.params, q.oids, q.formats = append(q.params, value), append(q.oids, oid), append(q.formats, format)
+	return "$" + strconv.Itoa(len(q.params))
+}
+
+// unnest writes the parameters as a relation v(prefix0, prefix1, ..., o); o is
+// the 1-based ordinal.
+func (q *query) unnest(sets ...namedSet) {
+	var names []string
+	q.WriteString("unnest(")
+	for _, s := range sets {
+		for i, v := range s.vals {
+			if len(names) > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(q.param(v))
+			names = append(names, s.name+strconv.Itoa(i))
+		}
+	}
+	q.WriteString(") WITH ORDINALITY AS v(" + strings.Join(names, ", ") + ", o)")
+}
+
+type namedSet struct {
+	name string
+	vals []*apply.Vec
+}
+
+// keysMatch writes the comparison of key columns, in the operators that their
+// unique index uses.
+//
+// Where there is such an index, every row is to be found by it. The planner,
+// which takes each page for a random read, would rather hash the whole table
+// from a few thousand keys on. A comparison with an array of one value can use
+// an index and nothing else.
+func (q *query) keysMatch(t *apply.Table, keys apply.Set) {
+	indexed := pgside.IndexedKeys(t, keys.Cols)
+	q.keyed = indexed
+	for i, c := range keys.Cols {
+		if i > 0 {
+			q.WriteString(" AND ")
+		}
+		col := &t.Columns[c]
+		q.WriteString(pgside.Operand(t, c, "t") + " " + pgside.Equals(col) + " ")
+		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
+		if b := col.Type.Base(); indexed && b != nil && b.Kind != router.ArrayType {
+			val = "ANY (ARRAY[" + val + "])"
+		}
+		q.WriteString(val)
+	}
+}
+
+// same is a condition: column c prints as the value does, NULL as NULL. The
+// session prints floating-point values exactly.
+func same(t *apply.Table, c int, v string) string {
+	col, val := pgside.Operand(t, c, "t"), pgside.Cast(t, c, v)
+	if pgside.Exact(&t.Columns[c]) {
+		return col + " IS NOT DISTINCT FROM " + val
+	}
+	return pgside.AsText(col) + " IS NOT DISTINCT FROM " + pgside.AsText(val)
+}
+
+// allSame is a condition: the row does not differ from s in any column.
+func (q *query) allSame(t *apply.Table, s apply.Set, name string) {
+	for i, c := range s.Cols {
+		if i > 0 {
+			q.WriteString(" AND ")
+		}
+		q.WriteString(same(t, c, "v."+name+strconv.Itoa(i)))
+	}
+}
+
+// counts wraps a data-modifying statement that returns o: the answer is one row
+// of rows affected, ordinals missing, and the first of those. They are looked
+// for only when the number of rows is not n. unique tells that no ordinal can
+// come twice.
+func (q *query) counts(n int, unique, partial bool, body func()) {
+	q.WriteString("WITH d AS (")
+	body()
+	q.WriteString(")")
+	if partial {
+		q.WriteString(" SELECT count(*) FROM d")
+		return
+	}
+	all, short, distinct := q.number(n), "c.n", ""
+	if !unique {
+		short, distinct = "c.u", ", count(DISTINCT o) AS u"
+	}
+	q.format(", c AS (SELECT count(*) AS n%s FROM d)", distinct)
+	q.missing("pg_catalog.generate_series(1::bigint, "+all+") g(o)", short+" <> "+all, "d.o = g.o")
+}
+
+// missing writes the answer of counts from c and d: g lists the ordinals, same
+// joins d to it; when tells whether any can be missing.
+func (q *query) missing(g, when, same string) {
+	q.format(`
+SELECT c.n, m.n, m.list FROM c, LATERAL (
+  SELECT count(*) AS n, pg_catalog.array_to_string((pg_catalog.array_agg(g.o ORDER BY g.o))[1:%d], ',') AS list
+  FROM %s
+  WHERE %s AND NOT EXISTS (SELECT FROM d WHERE %s)) m`, apply.MaxMissing, g, when, same)
+}
+
+// returning writes the columns that a delete answers with.
+func (q *query) returning(t *apply.Table, ordinal string, fetch []int) {
+	q.WriteString(" RETURNING " + ordinal)
+	for _, c := range fetch {
+		q.WriteString(", t." + pgside.Column(t, c))
+	}
+}
+
+func (q *query) deleteByKey(op *apply.DeleteOp, fetched bool) {
+	body := func() {
+		q.WriteString("DELETE FROM " + pgside.Only(op.Table) + " AS t USING ")
+		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Differ.Vals})
+		q.WriteString(" WHERE ")
+		q.keysMatch(op.Table, op.Keys)
+		if len(op.Differ.Cols) > 0 {
+			q.WriteString(" AND NOT (")
+			q.allSame(op.Table, op.Differ, "g")
+			q.WriteString(")")
+		}
+		q.returning(op.Table, "v.o", op.Fetch)
+	}
+	if fetched {
+		body()
+		return
+	}
+	if !q.deleteByList(op) {
+		q.counts(op.N, pgside.UniqueKeys(op.Table, op.Keys.Cols), op.Partial, body)
+	}
+}
+
+// deleteByList deletes many rows by the list of their keys, where one column with
+// a unique index is the key, which takes a third less than a join with them. It is
+// false, and nothing is written, where that does not fit.
+//
+// The list comes by a subquery: the planner, which knows its length otherwise,
+// would rather read a large table whole (keysMatch). A table that it reads whole
+// even so is compared with the whole list row by row, and has to be small. So the
+// statement is planned by the table's present size, never prepared, and a
+// partitioned table, which has many that may be small, is joined.
+func (q *query) deleteByList(op *apply.DeleteOp) bool {
+	t := op.Table
+	if op.N <= preparedRows || t.Kind != apply.Heap || len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 ||
+		!pgside.UniqueKeys(t, op.Keys.Cols) {
+		return false
+	}
+	c := op.Keys.Cols[0]
+	col := &t.Columns[c]
+	if b := col.Type.Base(); b == nil || b.Kind == router.ArrayType {
+		return false
+	}
+	key, equals, list := pgside.Operand(t, c, "t"), pgside.Equals(col), col.CastType+"[]"
+	keys := q.param(op.Keys.Vals[0])
+	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s::%s)::%s) RETURNING %s AS k)",
+		pgside.Only(t), key, equals, keys, list, list, key)
+	if op.Partial {
+		q.WriteString(" SELECT count(*) FROM d")
+		return true
+	}
+	q.WriteString(", c AS (SELECT count(*) AS n FROM d)")
+	q.missing("unnest("+keys+") WITH ORDINALITY AS g(k, o)", "c.n <> "+q.number(op.N),
+		"d.k "+equals+" "+pgside.Cast(t, c, "g.k"))
+	return true
+}
+
+func (q *query) updateByKey(op *apply.UpdateOp) {
+	t := op.Table
+	unique := pgside.UniqueKeys(t, op.Keys.Cols)
+	where := func() {
+		q.WriteString(" WHERE ")
+		q.keysMatch(t, op.Keys)
+		if len(op.Same.Cols) > 0 {
+			q.WriteString(" AND ")
+			q.allSame(t, op.Same, "g")
+		}
+	}
+	q.counts(op.N, unique, op.Partial, func() {
+		if len(op.Set.Cols) == 0 { // nothing to change; the row has to be there all the same
+			q.WriteString("SELECT v.o FROM " + pgside.Only(t) + " AS t, ")
+			q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"g", op.Same.Vals})
+			where()
+			return
+		}
+		q.WriteString("UPDATE " + pgside.Only(t) + " AS t SET ")
+		for i, c := range op.Set.Cols {
+			if i > 0 {
+				q.WriteString(", ")
+			}
+			q.WriteString(pgside.Column(t, c) + " = " + pgside.Cast(t, c, "v.s"+strconv.Itoa(i)))
+		}
+		q.WriteString(" FROM ")
+		q.unnest(namedSet{"k", op.Keys.Vals}, namedSet{"s", op.Set.Vals}, namedSet{"g", op.Same.Vals})
+		where()
+		q.WriteString(" RETURNING v.o")
+	})
+}
+
+// deleteImages finds rows by every column. Columns that are exact and not NULL
+// in any image compare by =, so that an index on one of them can serve; the
+// others by their text, with NULL as empty text that is told apart, which a
+// hash join can take, too.
+func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
+	t := op.Table
+	var counts apply.Vec
+	var want int64
+	for _, n := range op.Count {
+		counts.Append(strconv.AppendInt(nil, n, 10))
+		want += n
+	}
+	q.WriteString("WITH v AS MATERIALIZED (SELECT v.o, v.n0::bigint AS n")
+	for i, c := range op.Image.Cols {
+		k := "v.k" + strconv.Itoa(i)
+		if !pgside.Exact(&t.Columns[c]) {
+			q.WriteString(", " + pgside.AsText(pgside.Cast(t, c, k)))
+		} else {
+			q.WriteString(", " + pgside.Cast(t, c, k))
+		}
+		q.WriteString(" AS k" + strconv.Itoa(i))
+	}
+	q.WriteString(" FROM ")
+	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*apply.Vec{&counts}})
+	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + pgside.Only(t) + " AS t JOIN v ON true")
+	for i, c := range op.Image.Cols {
+		q.WriteString(" AND ")
+		col, val := pgside.Operand(t, c, "t"), "v.k"+strconv.Itoa(i)
+		switch ex := pgside.Exact(&t.Columns[c]); {
+		case ex && !op.Image.Vals[i].HasNull():
+			q.WriteString(col + " = " + val)
+		case ex:
+			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + pgside.AsText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+		default: // of the text: a composite value IS NULL when its fields are
+			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + val + ", '') AND (" + pgside.AsText(col) + " IS NULL) = (" + val + " IS NULL)")
+		}
+	}
+	q.WriteString(")")
+	body := func() {
+		q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t USING m WHERE t.ctid = m.ctid AND t.tableoid = m.tableoid AND m.r <= m.n")
+		q.returning(t, "m.o", op.Fetch)
+	}
+	if fetched {
+		q.WriteString(" ")
+		body()
+		return
+	}
+	q.WriteString(", d AS (")
+	body()
+	q.WriteString(")")
+	if op.Partial {
+		q.WriteString(" SELECT count(*) FROM d")
+		return
+	}
+	q.format(`, c AS (SELECT count(*) AS n FROM d)
+SELECT c.n, %d - c.n, m.list FROM c, LATERAL (
+  SELECT pg_catalog.array_to_string((pg_catalog.array_agg(v.o ORDER BY v.o))[1:%d], ',') AS list FROM v
+  WHERE c.n <> %d AND v.n > (SELECT count(*) FROM d WHERE d.o = v.o)) m`, want, apply.MaxMissing, want)
+}
+
+// insertNew inserts what violates no unique or exclusion constraint.
+func (q *query) insertNew(op *apply.CopyOp, vals []*apply.Vec) {
+	t := op.Table
+	var names, exprs []string
+	for i, c := range op.Cols {
+		names = append(names, pgside.Column(t, c))
+		exprs = append(exprs, pgside.Cast(t, c, "v.s"+strconv.Itoa(i)))
+	}
+	q.WriteString("INSERT INTO " + pgside.TableName(t) + " (" + strings.Join(names, ", ") + ") OVERRIDING SYSTEM VALUE SELECT " + strings.Join(exprs, ", ") + " FROM ")
+	q.unnest(namedSet{"s", vals})
+	q.WriteString(" ORDER BY v.o ON CONFLICT DO NOTHING")
+}

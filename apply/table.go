@@ -1,0 +1,105 @@
+package apply
+
+import (
+	"cbrepl/dtx"
+	"cbrepl/router"
+)
+
+// TableKind is how a target table is stored.
+type TableKind uint8
+
+// Table kinds.
+const (
+	// Heap is a plain table. Its statements use ONLY: a source publishes each
+	// table of an inheritance tree under its own name.
+	Heap TableKind = iota + 1
+	// PartitionRoot is a partitioned table: the server routes its rows.
+	PartitionRoot
+	// AppendOptimized is an append-optimized table (row or column) of a
+	// Greenplum-family target.
+	AppendOptimized
+	// OtherKind is what rows cannot be applied to (view, foreign table, ...).
+	OtherKind
+)
+
+// Table describes a target table as the target's catalogue does. The reader of
+// the catalogue fills it; the engine never changes it.
+type Table struct {
+	Schema, Name string
+	Kind         TableKind
+	// Columns are the live columns in attribute order.
+	Columns []Column
+	// Uniques are the valid, ready unique indexes and exclusion constraints, the
+	// primary key first. Of a partition root, those of its partitions alone count
+	// too.
+	Uniques []Unique
+	// Policy places rows; its columns name target columns. A coordinator-driven
+	// target fills it for what SQL needs to know; the server places the rows.
+	Policy router.Policy
+	// Pinned lists columns (indexes into Columns) that UPDATE cannot change: a row
+	// whose value there changes is deleted and inserted. Distribution columns and
+	// GENERATED ALWAYS identities need not be listed.
+	Pinned []int
+}
+
+// Column is one live column of a target table.
+type Column struct {
+	Name string
+	Type *router.Type
+	// CastType is what text is cast to in SQL: schema-qualified and quoted
+	// ("pg_catalog"."int4"), without modifier, and the base type of a domain. An
+	// explicit cast to a type with modifier, or to a domain over one, would
+	// truncate without a word.
+	CastType string
+	NotNull  bool
+	// HasDefault tells that an INSERT may leave the column out although it is not
+	// null: it has a default or is an identity.
+	HasDefault bool
+	// Generated columns are computed by the server and never written.
+	Generated bool
+	// IdentityAlways is set for GENERATED ALWAYS AS IDENTITY.
+	IdentityAlways bool
+	// Nondeterministic is set when the collation takes different texts for equal.
+	Nondeterministic bool
+}
+
+// Unique is a unique index or an exclusion constraint.
+type Unique struct {
+	Name string
+	// Columns are the key columns in key order, as indexes into Table.Columns;
+	// expressions are left out. INCLUDE columns do not count.
+	Columns []int
+	// Reads lists every column that keys, expressions and predicate read,
+	// ascending.
+	Reads []int
+	// Plain is set when the keys are columns only and there is no predicate.
+	Plain      bool
+	Primary    bool
+	Exclusion  bool
+	Deferrable bool
+}
+
+// String prints schema.name.
+func (t *Table) String() string { return t.Schema + "." + t.Name }
+
+// Column returns the index of the column of that name, or -1.
+func (t *Table) Column(name string) int {
+	for i := range t.Columns {
+		if t.Columns[i].Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// ColumnNames returns the names of the columns at the given indexes.
+func (t *Table) ColumnNames(cols []int) []string {
+	out := make([]string, len(cols))
+	for i, c := range cols {
+		out[i] = t.Columns[c].Name
+	}
+	return out
+}
+
+// ServerPlaced is the only segment of a target whose server places the rows.
+const ServerPlaced = dtx.Coordinator

@@ -1,0 +1,81 @@
+// Package apply turns batches into target changes. This package owns what is
+// the same for every kind of target: mapping source relations to target tables,
+// folding changes to net effects, ordering, and error reports. apply/shards
+// and apply/cloudberry own SQL shapes, connections and the commit. It never
+// chooses what enters a batch.
+package apply
+
+import (
+	"context"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+)
+
+// Rows opens the spooled rows of a part.
+type Rows interface {
+	// Open returns the part's changes in stream order, rows of rolled back
+	// subtransactions left out.
+	Open(p dtx.Part) (RowIter, error)
+}
+
+// RowIter walks one part's changes.
+type RowIter interface {
+	// Next returns the next change, or io.EOF. The change and all it refers to,
+	// except Relation values, are valid until the next call.
+	Next() (*pgoutput.Change, error)
+	Close() error
+}
+
+// StreamIdentity says which node and slot a recorded position belongs to. A
+// position is never used against another one.
+type StreamIdentity struct {
+	Content  dtx.Content
+	SystemID string // system identifier of the server, decimal
+	Slot     string
+	Timeline int32
+}
+
+// State is what the target knows of a subscription: the only truth at start.
+type State struct {
+	// Initialized is false until Init has run: no positions are recorded.
+	Initialized bool
+	// Epoch is this daemon's epoch, above every earlier daemon's.
+	Epoch uint64
+	// Batch is the number of the last batch committed.
+	Batch     uint64
+	Positions []dtx.Position
+	Streams   []StreamIdentity
+	Dedup     []dtx.DedupEntry
+}
+
+// Result tells what applying a batch did.
+type Result struct {
+	// Rows counts the changes applied, before folding.
+	Rows int64
+	// Updates counts the updates among them.
+	Updates int64
+	// Folded counts the changes that a later change of the same row in the batch
+	// took in: they cost the target nothing.
+	Folded int64
+	// Conflicts counts, per target table, rows skipped under on_conflict: log.
+	Conflicts map[string]int64
+}
+
+// Target applies batches, each in one distributed transaction together with
+// positions, dedup set and batch number. Its methods are called from one
+// goroutine at a time.
+type Target interface {
+	// Open connects, takes the subscription's lock, raises the epoch, resolves
+	// batches in doubt and reads the state. After a failed Apply it is called
+	// again; State.Batch then tells whether that batch was committed.
+	Open(ctx context.Context) (State, error)
+	// Init records the first positions and stream identities of a new
+	// subscription.
+	Init(ctx context.Context, streams []StreamIdentity, positions []dtx.Position) error
+	// Apply applies b. On error nothing of b is applied, or, when the connection
+	// was lost while committing, Open will tell.
+	Apply(ctx context.Context, b *dtx.Batch, rows Rows) (Result, error)
+	// Close gives up locks and connections. It is idempotent.
+	Close() error
+}

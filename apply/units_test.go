@@ -1,0 +1,179 @@
+package apply
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"cbrepl/dtx"
+	"cbrepl/pgoutput"
+	"cbrepl/source"
+)
+
+// FuzzCopyText: the escaped form has no special byte of its own, and reads back
+// as the value.
+func FuzzCopyText(f *testing.F) {
+	for _, s := range []string{"", `\`, `\.`, `\N`, "a\tb\nc\rd", "12345678", "1234567\\", "\x0d\x0e\x5c\x5d", "äöü\\", "\\\\\\\\\\\\\\\\\\", "xxxxxxxx\nyyyyyyyy"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		out := appendCopyText([]byte("x"), b)
+		if out[0] != 'x' {
+			t.Fatal("the prefix is gone")
+		}
+		out = out[1:]
+		if bytes.ContainsAny(out, "\n\r\t") {
+			t.Fatalf("%q has a bare separator", out)
+		}
+		if got := copyUnescaper.Replace(string(out)); got != string(b) {
+			t.Fatalf("%q reads back as %q", b, got)
+		}
+		if len(b) > 0 && string(out) == `\N` {
+			t.Fatal("a value reads as NULL")
+		}
+	})
+}
+
+func TestCopyField(t *testing.T) {
+	for _, c := range []struct {
+		v    pgoutput.Value
+		want string
+	}{
+		{pgoutput.Value{Kind: 'n'}, `\N`},
+		{pgoutput.Value{Kind: 't'}, ""},
+		{pgoutput.Value{Kind: 't', Data: []byte(`\N`)}, `\\N`},
+		{pgoutput.Value{Kind: 't', Data: []byte(`\.`)}, `\\.`},
+	} {
+		if got := string(appendCopyField(nil, c.v)); got != c.want {
+			t.Errorf("%q is written %q, want %q", c.v.Data, got, c.want)
+		}
+	}
+}
+
+func TestVec(t *testing.T) {
+	var v Vec
+	if got := v.TextArray(); len(got) != 12 || binary.BigEndian.Uint32(got[8:]) != textOID {
+		t.Errorf("an empty array is % x", got)
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		v.Reset()
+		var want []string
+		nulls := false
+		for range rapid.IntRange(0, 20).Draw(rt, "n") {
+			if rapid.Bool().Draw(rt, "null") {
+				v.AppendNull()
+				want, nulls = append(want, "null"), true
+				continue
+			}
+			s := rapid.StringN(0, 50, -1).Draw(rt, "value")
+			v.Append([]byte(s))
+			want = append(want, "="+s)
+		}
+		// The format of array_send.
+		b := v.TextArray()
+		if len(want) > 0 {
+			if d, l, lb := binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[12:]), binary.BigEndian.Uint32(b[16:]); d != 1 || int(l) != len(want) || lb != 1 {
+				rt.Fatalf("header %d %d %d", d, l, lb)
+			}
+			if (binary.BigEndian.Uint32(b[4:]) == 1) != nulls || v.HasNull() != nulls {
+				rt.Fatal("null flag")
+			}
+		}
+		var got []string
+		v.All(func(i int, b []byte) {
+			if i != len(got) {
+				rt.Fatalf("index %d at %d", i, len(got))
+			}
+			if b == nil {
+				got = append(got, "null")
+			} else {
+				got = append(got, "="+string(b))
+			}
+		})
+		if strings.Join(got, "|") != strings.Join(want, "|") || v.Len() != len(want) {
+			rt.Fatalf("got %q want %q", got, want)
+		}
+		for i := range want {
+			row := (&Set{Vals: []*Vec{&v}}).row(i)
+			if (row[0] == nil) != (want[i] == "null") || row[0] != nil && "="+string(row[0]) != want[i] {
+				rt.Fatalf("row %d is %q", i, row[0])
+			}
+		}
+	})
+}
+
+func TestNameMap(t *testing.T) {
+	m := NameMap{Schemas: map[string]string{"a": "x"}, Tables: map[Name]Name{{"a", "one"}: {"y", "uno"}, {"b", "root"}: {"b2", "root2"}, {"b", "l2"}: {"c", "l2"}}}
+	if err := m.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ from, to Name }{
+		{Name{"a", "one"}, Name{"y", "uno"}}, {Name{"a", "two"}, Name{"x", "two"}}, {Name{"b", "one"}, Name{"b", "one"}},
+	} {
+		if got := m.Target(c.from); got != c.to {
+			t.Errorf("%s goes to %s, want %s", c.from, got, c.to)
+		}
+	}
+	got := m.Candidates(&source.Table{Schema: "b", Name: "l1", Root: "b.root"})
+	if len(got) != 2 || got[0] != (Name{"b", "l1"}) || got[1] != (Name{"b2", "root2"}) {
+		t.Errorf("a leaf goes to %v", got)
+	}
+	if got := m.Candidates(&source.Table{Schema: "b", Name: "l2", Root: "b.root"}); len(got) != 1 || got[0] != (Name{"c", "l2"}) {
+		t.Errorf("a leaf with a rule goes to %v", got)
+	}
+	bad := NameMap{Schemas: map[string]string{"": "x", "y": ""}, Tables: map[Name]Name{{"a", ""}: {"b", "c"}, {"a", "b"}: {"", "c"}}}
+	err := bad.Validate()
+	if err == nil || dtx.ClassOf(err) != dtx.ClassStop || strings.Count(err.Error(), "\n") != 3 {
+		t.Errorf("problems: %v", err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	o := Options{}
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	bad := Options{OnConflict: 7, WindowBytes: -1, WindowRows: -1, QueueBytes: -1, ChunkBytes: -1, ChunkRows: -1, FetchBytes: -1, HoldBytes: -1, TurnRows: -1, KeepAlive: -1}
+	err := bad.Validate()
+	if err == nil || strings.Count(err.Error(), "\n") != 9 {
+		t.Errorf("problems: %v", err)
+	}
+}
+
+// The spill leaves no file behind and gives back what it took.
+func TestSpill(t *testing.T) {
+	dir := t.TempDir()
+	s := spill{dir: dir}
+	var at []int64
+	for i := range 10 {
+		off, err := s.put(bytes.Repeat([]byte{byte(i)}, 1000), []byte{0xff})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, off)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("the directory holds %v", left)
+	}
+	for i := 9; i >= 0; i-- {
+		b, err := s.get(at[i], 1001)
+		if err != nil || !bytes.Equal(b[:1000], bytes.Repeat([]byte{byte(i)}, 1000)) || b[1000] != 0xff {
+			t.Fatalf("entry %d: % x, %v", i, b, err)
+		}
+	}
+	s.reset()
+	if off, err := s.put(nil, []byte("x")); err != nil || off != 0 {
+		t.Errorf("after a reset: %d, %v", off, err)
+	}
+	s.close()
+	s.close()
+	s = spill{dir: dir + "/missing"}
+	if _, err := s.put(nil, nil); err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), dir) {
+		t.Errorf("error %v", err)
+	}
+}
