@@ -17,17 +17,17 @@ import (
 
 const (
 	// EnvBinDir names the environment variable with the directory of the server
-	// binaries (initdb, postgres, pg_resetwal).
+	// binaries (initdb, postgres).
 	EnvBinDir = "CBREPL_PG_BINDIR"
 	// EnvUser names the environment variable with the account that runs the
 	// servers when the caller is root.
 	EnvUser = "CBREPL_PG_USER"
 	// MinVersion is the oldest major version of PostgreSQL that the lab uses.
-	MinVersion = 15
+	MinVersion = 14
 )
 
 // serverTools are the programs that a usable binary directory holds.
-var serverTools = []string{"postgres", "initdb", "pg_resetwal"}
+var serverTools = []string{"postgres", "initdb"}
 
 // FindBinaries returns the directory of PostgreSQL server binaries, version
 // MinVersion or newer: $CBREPL_PG_BINDIR, else the newest of
@@ -96,7 +96,7 @@ func binaryDirs(ctx context.Context) []string {
 
 var versionRE = regexp.MustCompile(`\) (\d+)`)
 
-// checkBinaries tells why dir is not usable.
+// checkBinaries returns why dir is not usable, nil when it is.
 func checkBinaries(ctx context.Context, dir string) error {
 	for _, tool := range serverTools {
 		if _, err := exec.LookPath(filepath.Join(dir, tool)); err != nil {

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes sure that PostgreSQL server binaries, version 15 or newer, are on this
+# Makes sure that PostgreSQL server binaries, version 14 or newer, are on this
 # machine, and installs the distribution's package when they are not. It looks
 # where package lab looks (lab/binaries.go). The installation starts no server.
 set -euo pipefail
 
-min=15
+min=14
 say() { echo "ensure-postgres: $*" >&2; }
 
 # usable DIR: DIR holds the server programs in a version that will do.
 usable() {
 	local tool version
-	for tool in postgres initdb pg_resetwal; do
+	for tool in postgres initdb; do
 		[[ -x "$1/$tool" ]] || return 1
 	done
 	version=$("$1/postgres" --version | sed -n 's/^[^)]*) \([0-9]*\).*/\1/p')
