@@ -209,7 +209,7 @@ func TestConflictPlace(t *testing.T) {
 				t.Fatalf("error %v, want %q", err, c.want)
 			}
 			var de *dtx.Error
-			if !errors.As(err, &de) || de.GXID != 101 || de.Content != 2 || de.LSN != 0x20 || de.Relation != "public.t" || de.Class != dtx.ClassStop {
+			if !errors.As(err, &de) || de.GXID != 101 || de.Content != dtx.AtContent(2) || de.LSN != 0x20 || de.Relation != "public.t" || de.Class != dtx.ClassStop {
 				t.Errorf("place of %v", err)
 			}
 			// Logged instead: everything else is applied.

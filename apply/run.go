@@ -321,7 +321,7 @@ func (r *run) at(part int32, err error) error {
 	if errors.As(err, &e) && e.GXID == 0 && part >= 0 && int(part) < len(r.parts) {
 		p := &r.parts[part]
 		c := *e
-		c.GXID, c.Content, c.HasContent, c.LSN = p.GXID, p.Content, true, p.EndLSN
+		c.GXID, c.Content, c.LSN = p.GXID, dtx.AtContent(p.Content), p.EndLSN
 		return &c
 	}
 	return err

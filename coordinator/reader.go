@@ -90,7 +90,7 @@ type counters struct {
 // errorAt builds a fault of the coordinator's stream.
 func errorAt(lsn dtx.LSN, hint, format string, args ...any) *dtx.Error {
 	return &dtx.Error{
-		Op: "read stream", Content: dtx.Coordinator, HasContent: true, LSN: lsn, Class: dtx.ClassStop,
+		Op: "read stream", Content: dtx.AtContent(dtx.Coordinator), LSN: lsn, Class: dtx.ClassStop,
 		Msg: fmt.Sprintf(format, args...), Hint: hint,
 	}
 }

@@ -178,5 +178,5 @@ func nodeErr(op string, content dtx.Content, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &dtx.Error{Op: op, Content: content, HasContent: true, Err: err, Class: dtx.ClassStop}
+	return &dtx.Error{Op: op, Content: dtx.AtContent(content), Err: err, Class: dtx.ClassStop}
 }

@@ -132,7 +132,7 @@ func New(o Options) (*Engine, error) {
 		s := e.stream(p.Content)
 		if s == nil {
 			return nil, &dtx.Error{
-				Op: "start merging", Content: p.Content, HasContent: true, LSN: p.LSN, Class: dtx.ClassStop,
+				Op: "start merging", Content: dtx.AtContent(p.Content), LSN: p.LSN, Class: dtx.ClassStop,
 				Msg:  "the target records a position of a content that the source does not have",
 				Hint: "The source has another number of segments than when this subscription began: start a new subscription",
 			}
@@ -162,7 +162,7 @@ func (e *Engine) stream(c dtx.Content) *stream {
 
 func violation(ev *dtx.Event, g dtx.GXID, msg string, args ...any) error {
 	return &dtx.Error{
-		Op: "order transactions", GXID: g, Content: ev.Content, HasContent: true, LSN: ev.LSN, Class: dtx.ClassStop,
+		Op: "order transactions", GXID: g, Content: dtx.AtContent(ev.Content), LSN: ev.LSN, Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf(msg, args...),
 		Hint: "The source breaks the stream contract; nothing of this transaction was applied",
 	}
@@ -257,7 +257,7 @@ func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	for i, c := range r.Participants {
 		if e.stream(c) == nil {
 			return &dtx.Error{
-				Op: "order transactions", GXID: r.GXID, Content: c, HasContent: true, LSN: ev.LSN, Class: dtx.ClassStop,
+				Op: "order transactions", GXID: r.GXID, Content: dtx.AtContent(c), LSN: ev.LSN, Class: dtx.ClassStop,
 				Msg:  "the commit record names a participant that the subscription does not read",
 				Hint: "The source cluster has more segments than the subscription lists: stop writes, check the segments of the configuration, and start a new subscription",
 			}

@@ -103,7 +103,7 @@ func (a *assembler) tell() {
 // violation is a message that the protocol does not allow here.
 func (a *assembler) violation(lsn dtx.LSN, typ byte, format string, args ...any) error {
 	return &dtx.Error{
-		Op: "read stream", Content: a.content, HasContent: true, LSN: lsn, Class: dtx.ClassStop,
+		Op: "read stream", Content: dtx.AtContent(a.content), LSN: lsn, Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf("protocol violation: message %q: %s", typ, fmt.Sprintf(format, args...)),
 		Hint: "The server (version " + a.version + ") sent what cbrepl does not understand; report it",
 	}
@@ -281,7 +281,7 @@ func (a *assembler) message(lsn dtx.LSN, body []byte) error {
 	t := a.open()
 	if !m.Transactional || t == nil {
 		return &dtx.Error{
-			Op: "read stream", Content: a.content, HasContent: true, LSN: m.LSN, Class: dtx.ClassStop,
+			Op: "read stream", Content: dtx.AtContent(a.content), LSN: m.LSN, Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("message %q stands outside any transaction", m.Prefix),
 			Hint: "The source must emit it with transactional set, in the transaction that it belongs to",
 		}

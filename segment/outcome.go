@@ -166,7 +166,7 @@ func (a *assembler) hold(ctx context.Context, out *feed.Out, t *txn, m pgoutput.
 		case m.GID != "" && a.local == Ignore: // somebody's own prepared transaction
 		default:
 			return &dtx.Error{
-				Op: "read prepared transaction", Content: a.content, HasContent: true, LSN: m.EndLSN, Class: dtx.ClassStop, Err: err,
+				Op: "read prepared transaction", Content: dtx.AtContent(a.content), LSN: m.EndLSN, Class: dtx.ClassStop, Err: err,
 				Msg:  fmt.Sprintf("server version %s sent a prepared transaction that cannot be matched to a distributed one", a.version),
 				Hint: "Use a slot without two_phase and part messages, or prepare with the gxid as gid",
 			}
@@ -250,7 +250,7 @@ func (a *assembler) finish(ctx context.Context, out *feed.Out, t *txn, end dtx.L
 	}
 	t.endRun()
 	if t.fault != nil {
-		t.fault.Content, t.fault.HasContent = a.content, true
+		t.fault.Content = dtx.AtContent(a.content)
 		if t.has {
 			t.fault.GXID = t.id.GXID
 		}
@@ -306,7 +306,7 @@ func (a *assembler) merge(t *txn) {
 // localChange is the fault of rows that belong to no dtx.
 func (a *assembler) localChange(t *txn, end dtx.LSN) error {
 	return &dtx.Error{
-		Op: "read stream", Content: a.content, HasContent: true, LSN: end, Class: dtx.ClassStop,
+		Op: "read stream", Content: dtx.AtContent(a.content), LSN: end, Class: dtx.ClassStop,
 		Msg: fmt.Sprintf("local transaction %d changed %d rows of %s and names no distributed transaction: somebody wrote to the segment directly",
 			t.xid, t.rows-t.dead, t.tableList()),
 		Hint: "Undo the change there or make it on the target too, then start with local_changes: ignore, which drops such transactions",

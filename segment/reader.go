@@ -105,7 +105,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf("unknown choice %d for local changes", o.LocalChanges))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return &dtx.Error{Op: "set up stream", Content: o.Content, HasContent: true, Err: err, Class: dtx.ClassStop}
+		return &dtx.Error{Op: "set up stream", Content: dtx.AtContent(o.Content), Err: err, Class: dtx.ClassStop}
 	}
 	return nil
 }

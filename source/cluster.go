@@ -81,7 +81,7 @@ func Discover(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 		return nil, err
 	case !cat.cluster && c.found:
 		return nil, &dtx.Error{
-			Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
+			Op: "find segments", Content: dtx.AtContent(dtx.Coordinator), Class: dtx.ClassStop,
 			Msg:  "the server is not the coordinator of a Cloudberry or Greenplum cluster (it has no gp_segment_configuration), so it does not know the segments",
 			Hint: "List every segment with its content id and dsn under source.segments, or correct source.coordinator.dsn",
 		}
@@ -123,7 +123,7 @@ func (c *Cluster) find() error {
 		at := mapAddress(c.rules, p)
 		if other, ok := taken[at]; ok {
 			return &dtx.Error{
-				Op: "find segments", Content: p.content, HasContent: true, Class: dtx.ClassStop,
+				Op: "find segments", Content: dtx.AtContent(p.content), Class: dtx.ClassStop,
 				Msg:  fmt.Sprintf("by source.addresses it is at %s, and so is content %d", at, other),
 				Hint: "Write rules of the form host:port for hosts with several segments",
 			}
@@ -191,7 +191,7 @@ func (c *Cluster) resolve(ctx context.Context, content dtx.Content) (string, err
 	defer c.sem.Release(1)
 	if err := c.read(ctx); err != nil {
 		return "", &dtx.Error{
-			Op: "find segment", Content: content, HasContent: true, Class: dtx.ClassOf(err), Err: err,
+			Op: "find segment", Content: dtx.AtContent(content), Class: dtx.ClassOf(err), Err: err,
 			Msg: "the coordinator, which knows where it is, cannot be asked",
 		}
 	}
@@ -200,7 +200,7 @@ func (c *Cluster) resolve(ctx context.Context, content dtx.Content) (string, err
 	}
 	i := slices.IndexFunc(c.cat.primaries, func(p primary) bool { return p.content == content })
 	if i < 0 {
-		return "", &dtx.Error{Op: "find segment", Content: content, HasContent: true, Class: dtx.ClassStop, Msg: "the cluster has no primary for it any more"}
+		return "", &dtx.Error{Op: "find segment", Content: dtx.AtContent(content), Class: dtx.ClassStop, Msg: "the cluster has no primary for it any more"}
 	}
 	at := mapAddress(c.rules, c.cat.primaries[i])
 	dsn, err := segmentDSN(content, c.cfg.Coordinator, at, c.cat.option)
@@ -226,7 +226,7 @@ func (c *Cluster) read(ctx context.Context) error {
 	}
 	if !cat.cluster {
 		return &dtx.Error{
-			Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
+			Op: "find segments", Content: dtx.AtContent(dtx.Coordinator), Class: dtx.ClassStop,
 			Msg: "the server has no gp_segment_configuration any more", Hint: "Correct source.coordinator.dsn",
 		}
 	}
@@ -245,7 +245,7 @@ func (c *Cluster) sameSize() error {
 		what = "shrunk"
 	}
 	return &dtx.Error{
-		Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
+		Op: "find segments", Content: dtx.AtContent(dtx.Coordinator), Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf("the cluster was %s: it has %d primary segments now, the subscription reads %d; it has stopped before a transaction of another segment could be lost", what, is, was),
 		Hint: "Drop the slots of all nodes (cbrepl slots drop), create them anew (cbrepl slots create) and make a new initial copy",
 	}
@@ -264,7 +264,7 @@ func (c *Cluster) takeOver(ctx context.Context, n Node, at hostPort) error {
 	if err != nil {
 		return repl.Fault("find segment", n.Content, c.cfg.Slot, "", err)
 	}
-	e := &dtx.Error{Op: "find segment", Content: n.Content, HasContent: true}
+	e := &dtx.Error{Op: "find segment", Content: dtx.AtContent(n.Content)}
 	switch {
 	case recovery:
 		e.Msg = fmt.Sprintf("its primary is to be at %s, which is still a standby", at)

@@ -115,7 +115,7 @@ func segmentDSN(content dtx.Content, coordinator string, at hostPort, option str
 		err = errors.New("the address of a segment cannot be put into the coordinator's connection string; write that as key=value pairs")
 	}
 	if err != nil {
-		return "", &dtx.Error{Op: "find segment", Content: content, HasContent: true, Class: dtx.ClassStop, Err: err}
+		return "", &dtx.Error{Op: "find segment", Content: dtx.AtContent(content), Class: dtx.ClassStop, Err: err}
 	}
 	return dsn, nil
 }

@@ -54,7 +54,7 @@ func readCatalogue(ctx context.Context, conn *pgx.Conn) (*catalogue, error) {
 	}
 	if len(c.primaries) == 0 {
 		return nil, &dtx.Error{
-			Op: "find segments", Content: dtx.Coordinator, HasContent: true, Class: dtx.ClassStop,
+			Op: "find segments", Content: dtx.AtContent(dtx.Coordinator), Class: dtx.ClassStop,
 			Msg:  "gp_segment_configuration names no primary segment on this server: it is a segment, not the coordinator",
 			Hint: "Give the coordinator's address in source.coordinator.dsn",
 		}
@@ -62,7 +62,7 @@ func readCatalogue(ctx context.Context, conn *pgx.Conn) (*catalogue, error) {
 	for _, p := range c.primaries {
 		if p.address == "" || p.port < 1 || p.port > 65535 {
 			return nil, &dtx.Error{
-				Op: "find segments", Content: p.content, HasContent: true, Class: dtx.ClassStop,
+				Op: "find segments", Content: dtx.AtContent(p.content), Class: dtx.ClassStop,
 				Msg: "gp_segment_configuration has no address or port for its primary", Hint: "List the segments under source.segments",
 			}
 		}

@@ -113,7 +113,7 @@ func connect(ctx context.Context, n Node) (*pgx.Conn, error) {
 	pc, err := pgx.ParseConfig(n.DSN)
 	if err != nil {
 		return nil, &dtx.Error{
-			Op: "read connection string", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Op: "read connection string", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
 			Msg: "a query option in it is not valid", Hint: "Remove options that libpq does not know",
 		}
 	}

@@ -211,7 +211,7 @@ func readTypes(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*
 func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]Table, Problems) {
 	var ps Problems
 	add := func(table, found, remedy string, sql ...string) {
-		ps = append(ps, Problem{Content: dtx.Coordinator, HasContent: true, Relation: table, Found: found, Remedy: remedy, SQL: sql})
+		ps = append(ps, Problem{Content: dtx.AtContent(dtx.Coordinator), Relation: table, Found: found, Remedy: remedy, SQL: sql})
 	}
 	pubs := f.Nodes[0].tables
 	if policies == nil && len(pubs) > 0 {

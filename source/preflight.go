@@ -114,7 +114,7 @@ type probe struct {
 }
 
 func (p *probe) add(pr Problem) {
-	pr.Content, pr.HasContent = p.node.Content, true
+	pr.Content = dtx.AtContent(p.node.Content)
 	p.problems = append(p.problems, pr)
 }
 
@@ -340,10 +340,10 @@ func slotProblems(cfg *Config, f *Facts, create bool) Problems {
 		for _, n := range f.Nodes {
 			if n.Slot != nil {
 				ps = append(ps, Problem{
-					Content: n.Content, HasContent: true,
-					Found:  fmt.Sprintf("slot %q exists already", cfg.Slot),
-					Remedy: "Choose another name, or drop it there if no subscription needs it",
-					SQL:    []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)},
+					Content: dtx.AtContent(n.Content),
+					Found:   fmt.Sprintf("slot %q exists already", cfg.Slot),
+					Remedy:  "Choose another name, or drop it there if no subscription needs it",
+					SQL:     []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)},
 				})
 			}
 		}
@@ -354,7 +354,7 @@ func slotProblems(cfg *Config, f *Facts, create bool) Problems {
 		if n.Slot != nil {
 			continue
 		}
-		p := Problem{Content: n.Content, HasContent: true, Found: fmt.Sprintf("slot %q does not exist", cfg.Slot)}
+		p := Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("slot %q does not exist", cfg.Slot)}
 		if len(missing) == len(f.Nodes) {
 			p.Remedy = "Create the slots of all nodes, by cbrepl slots create or by running there"
 			p.SQL = []string{createSlotSQL(cfg, n)}
@@ -382,9 +382,9 @@ func identityProblems(f *Facts) Problems {
 	for _, n := range f.Nodes {
 		if c, ok := seen[n.instance]; ok {
 			ps = append(ps, Problem{
-				Content: n.Content, HasContent: true,
-				Found:  fmt.Sprintf("it is the same server as content %d", c),
-				Remedy: "Correct one of the two connection strings",
+				Content: dtx.AtContent(n.Content),
+				Found:   fmt.Sprintf("it is the same server as content %d", c),
+				Remedy:  "Correct one of the two connection strings",
 			})
 		}
 		seen[n.instance] = n.Content

@@ -13,9 +13,8 @@ import (
 // Problem is one finding that keeps a subscription from running.
 type Problem struct {
 	// Content is the node, Relation the table, where the problem has one.
-	Content    dtx.Content
-	HasContent bool
-	Relation   string
+	Content  dtx.OptionalContent
+	Relation string
 	// Found says what was found and what was expected.
 	Found string
 	// Remedy says what to do, SQL the statements that do it on that node, in
@@ -28,9 +27,9 @@ type Problem struct {
 // String prints one paragraph.
 func (p Problem) String() string {
 	var b strings.Builder
-	if p.HasContent {
-		fmt.Fprintf(&b, "content %d", p.Content)
-		if p.Content == dtx.Coordinator {
+	if c, ok := p.Content.Get(); ok {
+		fmt.Fprintf(&b, "content %d", c)
+		if c == dtx.Coordinator {
 			b.WriteString(" (coordinator)")
 		}
 		b.WriteString(": ")
@@ -73,21 +72,21 @@ func (ps Problems) err(op string) error {
 		return nil
 	}
 	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Content, b.Content), cmp.Compare(a.Relation, b.Relation))
+		return cmp.Or(a.Content.Compare(b.Content), cmp.Compare(a.Relation, b.Relation))
 	})
 	return &dtx.Error{Op: op, Class: dtx.ClassStop, Err: ps}
 }
 
 // problemOf turns an error of a connection into a problem of its node.
 func problemOf(c dtx.Content, err error) Problem {
-	p := Problem{Content: c, HasContent: true}
+	p := Problem{Content: dtx.AtContent(c)}
 	var de *dtx.Error
 	if !errors.As(err, &de) {
 		p.Found = err.Error()
 		return p
 	}
 	e := *de
-	p.Remedy, e.Hint, e.HasContent = e.Hint, "", false
+	p.Remedy, e.Hint, e.Content = e.Hint, "", dtx.OptionalContent{}
 	p.Found = e.Error()
 	return p
 }

@@ -48,7 +48,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		r, ok := byContent[n.Content]
 		delete(byContent, n.Content)
 		add := func(remedy, format string, args ...any) {
-			ps = append(ps, Problem{Content: n.Content, HasContent: true, Found: fmt.Sprintf(format, args...), Remedy: remedy})
+			ps = append(ps, Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf(format, args...), Remedy: remedy})
 		}
 		switch {
 		case !ok:
@@ -75,9 +75,9 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 	}
 	for c, r := range byContent {
 		ps = append(ps, Problem{
-			Content: c, HasContent: true,
-			Found:  fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
-			Remedy: "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed",
+			Content: dtx.AtContent(c),
+			Found:   fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
+			Remedy:  "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed",
 		})
 	}
 	return ps.err("resume subscription")
@@ -137,14 +137,14 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 	s := c.Server()
 	if s.Version < minVersion {
 		return r, false, &dtx.Error{
-			Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Op: "create slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
 			Msg: fmt.Sprintf("server version is %s, want 14 or newer", s.VersionText),
 		}
 	}
 	if _, ok, err := c.Slot(ctx, cfg.Slot); err != nil || ok {
 		if ok {
 			err = &dtx.Error{
-				Op: "create slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+				Op: "create slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
 				Msg:  fmt.Sprintf("slot %q exists already", cfg.Slot),
 				Hint: "Choose another name, or drop it if no subscription needs it",
 			}
@@ -201,7 +201,7 @@ func dropSlot(ctx context.Context, cfg *Config, n Node, wait bool) error {
 	}
 	if s.Active && !wait {
 		return &dtx.Error{
-			Op: "drop slot", Content: n.Content, HasContent: true, Class: dtx.ClassStop,
+			Op: "drop slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("slot %q is in use by the session with pid %d", s.Name, s.ActivePID),
 			Hint: "Stop the daemon that reads it first",
 		}

@@ -238,7 +238,8 @@ func TestRemedies(t *testing.T) {
 				}
 				for _, p := range ps {
 					for _, sql := range p.SQL {
-						c.on(p.Content, sql)
+						content, _ := p.Content.Get()
+						c.on(content, sql)
 					}
 				}
 				ps = c.problems(false)
@@ -400,14 +401,15 @@ func TestServerSettings(t *testing.T) {
 	})
 	restart := map[dtx.Content]bool{}
 	for _, p := range ps {
+		content, _ := p.Content.Get()
 		for _, sql := range p.SQL {
-			if p.Content == 0 {
+			if content == 0 {
 				exec(t, admin, sql)
 			} else {
-				c.on(p.Content, sql)
+				c.on(content, sql)
 			}
 		}
-		restart[p.Content] = restart[p.Content] || p.Restart
+		restart[content] = restart[content] || p.Restart
 	}
 	for content := range restart {
 		if err := src.Node(content).Restart(c.ctx()); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
 
@@ -199,7 +200,7 @@ func compareTables(f *Facts) Problems {
 	}
 	for _, n := range f.Nodes[1:] {
 		add := func(table, found, remedy string) {
-			ps = append(ps, Problem{Content: n.Content, HasContent: true, Relation: table, Found: found, Remedy: remedy})
+			ps = append(ps, Problem{Content: dtx.AtContent(n.Content), Relation: table, Found: found, Remedy: remedy})
 		}
 		have := map[string]bool{}
 		for _, t := range n.tables {

@@ -68,7 +68,7 @@ func (s *Spool) fault(op string, c dtx.Content, err error) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	return &dtx.Error{Op: op, Content: c, HasContent: true, Class: classOf(err), Err: err}
+	return &dtx.Error{Op: op, Content: dtx.AtContent(c), Class: classOf(err), Err: err}
 }
 
 // classOf: what asks for a person are misuse and damage; a full or failing disk
@@ -88,7 +88,7 @@ func (s *Spool) partFault(p dtx.Part, err error) error {
 		return err
 	}
 	return &dtx.Error{
-		Op: "read spooled part", GXID: p.GXID, Content: p.Content, HasContent: true, LSN: p.EndLSN,
+		Op: "read spooled part", GXID: p.GXID, Content: dtx.AtContent(p.Content), LSN: p.EndLSN,
 		Class: classOf(err), Err: err,
 	}
 }

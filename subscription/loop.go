@@ -155,7 +155,7 @@ func (l *loop) run(ctx context.Context) error {
 			case streamCtx.Err() != nil:
 				err = nil // it was told to stop
 			case err == nil:
-				err = &dtx.Error{Op: "read stream", Content: s.Content, HasContent: true, Class: dtx.ClassStop, Msg: "the stream ended by itself"}
+				err = &dtx.Error{Op: "read stream", Content: dtx.AtContent(s.Content), Class: dtx.ClassStop, Msg: "the stream ended by itself"}
 			}
 			if err == nil {
 				return nil

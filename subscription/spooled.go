@@ -149,7 +149,7 @@ func (d *spooledStream) write(ctx context.Context, ev *dtx.Event) error {
 
 func (d *spooledStream) refuse(ev *dtx.Event, what string) error {
 	return &dtx.Error{
-		Op: "spool event", Content: d.content, HasContent: true, LSN: ev.LSN, Class: dtx.ClassStop,
+		Op: "spool event", Content: dtx.AtContent(d.content), LSN: ev.LSN, Class: dtx.ClassStop,
 		Msg: "spool.ack is spooled, and the source sent " + what + ", which such a spool does not keep", Hint: "Set spool.ack: applied",
 	}
 }

@@ -83,19 +83,15 @@ func Clean(err error) error {
 	return fmt.Errorf("the connection was lost: %w", err)
 }
 
-// Together makes one error of several; the class is stop when any of them is.
+// Together makes one error of several, of the class that dtx.ClassOf gives them
+// together.
 func Together(op string, errs []error) error {
 	var list Problems
-	class := dtx.ClassRetry
 	for _, err := range errs {
 		if err == nil {
 			continue
 		}
 		list = append(list, err)
-		var de *dtx.Error
-		if !errors.As(err, &de) || de.Class == dtx.ClassStop {
-			class = dtx.ClassStop
-		}
 	}
 	switch len(list) {
 	case 0:
@@ -106,7 +102,7 @@ func Together(op string, errs []error) error {
 			return list[0]
 		}
 	}
-	return &dtx.Error{Op: op, Class: class, Err: list}
+	return &dtx.Error{Op: op, Class: dtx.ClassOf(list), Err: list}
 }
 
 // Problems is a list of errors that prints as one paragraph.

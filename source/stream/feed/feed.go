@@ -109,7 +109,7 @@ func (o *Options) Validate() error {
 		err = errors.Join(err, fmt.Errorf("backoff from %s to %s", o.BackoffMin, o.BackoffMax))
 	}
 	if err != nil {
-		return &dtx.Error{Op: "set up stream", Content: o.Content, HasContent: true, Err: err, Class: dtx.ClassStop}
+		return &dtx.Error{Op: "set up stream", Content: dtx.AtContent(o.Content), Err: err, Class: dtx.ClassStop}
 	}
 	return nil
 }
@@ -279,7 +279,7 @@ func (f *Feed) identify(s repl.Server, at dtx.LSN) error {
 		*want = Identity{s.SystemID, s.Timeline}
 		return nil
 	}
-	e := &dtx.Error{Op: "check source", Content: f.o.Content, HasContent: true, LSN: at, Class: dtx.ClassStop}
+	e := &dtx.Error{Op: "check source", Content: dtx.AtContent(f.o.Content), LSN: at, Class: dtx.ClassStop}
 	switch {
 	case s.SystemID != want.SystemID:
 		e.Msg = fmt.Sprintf("the server has system identifier %s, but the recorded position belongs to %s: it is another server, or was made anew", s.SystemID, want.SystemID)

@@ -69,7 +69,7 @@ func (o *Out) Advance(lsn dtx.LSN) error {
 func (o *Out) advance(lsn dtx.LSN) error {
 	if lsn < o.last || lsn == 0 {
 		return &dtx.Error{
-			Op: "read stream", Content: o.content, HasContent: true, LSN: lsn, Class: dtx.ClassStop,
+			Op: "read stream", Content: dtx.AtContent(o.content), LSN: lsn, Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("protocol violation: the stream went back from %s", o.last),
 			Hint: "The server sent transactions out of order; if it was restored from a backup, this content needs a new initial copy",
 		}

@@ -13,7 +13,7 @@ import (
 
 // stop builds a fault that a person must act on.
 func (c *Config) stop(op, msg, hint string) error {
-	return &dtx.Error{Op: op, Content: c.Content, HasContent: true, Msg: msg, Hint: hint, Class: dtx.ClassStop}
+	return &dtx.Error{Op: op, Content: dtx.AtContent(c.Content), Msg: msg, Hint: hint, Class: dtx.ClassStop}
 }
 
 // fault wraps an error of the connection with its place, class and remedy.
@@ -29,7 +29,7 @@ func Fault(op string, content dtx.Content, slot, publication string, err error) 
 	if err == nil || errors.Is(err, context.Canceled) || errors.As(err, &de) {
 		return err
 	}
-	e := &dtx.Error{Op: op, Content: content, HasContent: true, Class: dtx.ClassRetry, Err: err}
+	e := &dtx.Error{Op: op, Content: dtx.AtContent(content), Class: dtx.ClassRetry, Err: err}
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		var ce *pgconn.ConnectError

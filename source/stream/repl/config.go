@@ -135,7 +135,7 @@ func ParseDSN(content dtx.Content, dsn string) (*pgconn.Config, error) {
 	pc, err := pgconn.ParseConfig(dsn)
 	if err != nil {
 		return nil, &dtx.Error{
-			Op: "read connection string", Content: content, HasContent: true, Class: dtx.ClassStop,
+			Op: "read connection string", Content: dtx.AtContent(content), Class: dtx.ClassStop,
 			Msg:  "it is neither a URL nor a list of keyword=value pairs, or a value in it is not valid (it is not printed, because it may hold a password)",
 			Hint: "Write it as postgres://user@host:port/database or host=... port=... user=... dbname=..., and quote values with spaces",
 		}

@@ -42,7 +42,7 @@ type Conn struct {
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
-		return nil, &dtx.Error{Op: "connect to source", Content: cfg.Content, HasContent: true, Class: dtx.ClassStop, Err: err}
+		return nil, &dtx.Error{Op: "connect to source", Content: dtx.AtContent(cfg.Content), Class: dtx.ClassStop, Err: err}
 	}
 	pc, err := cfg.pgConfig()
 	if err != nil {

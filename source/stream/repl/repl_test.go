@@ -316,7 +316,7 @@ func TestDeadPeer(t *testing.T) {
 		t.Errorf("noticed after %s", took)
 	}
 	var de *dtx.Error
-	if !errors.As(err, &de) || de.Class != dtx.ClassRetry || !de.HasContent || de.Content != 3 {
+	if !errors.As(err, &de) || de.Class != dtx.ClassRetry || de.Content != dtx.AtContent(3) {
 		t.Errorf("error %#v", err)
 	}
 	p.Stall(false)

@@ -172,7 +172,7 @@ func (s *Stream) Next(until time.Time) (Message, error) {
 		typ, body, ok, err := s.in.ready()
 		if err != nil {
 			return Message{}, s.fail(&dtx.Error{
-				Op: "read stream", Content: s.cfg.Content, HasContent: true, Msg: "protocol violation",
+				Op: "read stream", Content: dtx.AtContent(s.cfg.Content), Msg: "protocol violation",
 				Err: err, Class: dtx.ClassRetry,
 			})
 		}
@@ -226,7 +226,7 @@ func (s *Stream) copyData(body []byte) (Message, error) {
 		kind = body[0]
 	}
 	return Message{}, &dtx.Error{
-		Op: "read stream", Content: s.cfg.Content, HasContent: true, LSN: s.received, Class: dtx.ClassStop,
+		Op: "read stream", Content: dtx.AtContent(s.cfg.Content), LSN: s.received, Class: dtx.ClassStop,
 		Msg: fmt.Sprintf("protocol violation: replication message %q of %d bytes", kind, len(body)),
 	}
 }
