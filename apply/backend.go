@@ -3,6 +3,7 @@ package apply
 import (
 	"context"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -29,14 +30,14 @@ type Backend interface {
 	// every given column (NULL equals NULL, values equal when they print alike).
 	DeleteImages(ctx context.Context, seg dtx.Content, op *ImageOp) (Found, error)
 	// Truncate empties tables in one statement, without cascading to others.
-	Truncate(ctx context.Context, seg dtx.Content, tables []*Table, restartIdentity bool) error
+	Truncate(ctx context.Context, seg dtx.Content, tables []*catalog.Table, restartIdentity bool) error
 	// KeepAlive shows the segment's server that the transaction is not abandoned.
 	KeepAlive(ctx context.Context, seg dtx.Content) error
 }
 
 // CopyOp inserts rows.
 type CopyOp struct {
-	Table *Table
+	Table *catalog.Table
 	// Cols are the columns of the rows, as indexes into Table.Columns, in the
 	// order of the fields. Other columns take their defaults.
 	Cols []int
@@ -59,7 +60,7 @@ type Set struct {
 
 // DeleteOp deletes rows by key.
 type DeleteOp struct {
-	Table *Table
+	Table *catalog.Table
 	N     int
 	// Keys are not NULL and distinct.
 	Keys Set
@@ -78,7 +79,7 @@ type DeleteOp struct {
 
 // UpdateOp updates rows by key.
 type UpdateOp struct {
-	Table *Table
+	Table *catalog.Table
 	N     int
 	Keys  Set
 	// Set are the new values.
@@ -91,7 +92,7 @@ type UpdateOp struct {
 
 // ImageOp deletes rows by their whole contents.
 type ImageOp struct {
-	Table *Table
+	Table *catalog.Table
 	N     int
 	// Image holds N distinct images.
 	Image Set
@@ -138,3 +139,6 @@ func (e *DataError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the cause.
 func (e *DataError) Unwrap() error { return e.Err }
+
+// ServerPlaced is the only segment of a target whose server places the rows.
+const ServerPlaced = dtx.Coordinator

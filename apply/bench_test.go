@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"testing"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // discard is a Backend that takes everything and finds every row.
@@ -36,7 +36,7 @@ func (d *discard) DeleteImages(_ context.Context, _ dtx.Content, op *ImageOp) (F
 	return Found{Rows: int64(op.N)}, nil
 }
 
-func (d *discard) Truncate(context.Context, dtx.Content, []*Table, bool) error { return nil }
+func (d *discard) Truncate(context.Context, dtx.Content, []*catalog.Table, bool) error { return nil }
 
 // rawRows decodes messages as a spool does: one Change, reused.
 type rawRows struct {
@@ -75,20 +75,20 @@ func benchEngine(tb testing.TB, segments int) (*Engine, *pgoutput.Relation, *dis
 		name string
 		oid  uint32
 	}{{"id", 20}, {"a", 23}, {"b", 25}, {"ts", 1184}}
-	src := source.Table{Schema: "public", Name: "t", Identity: 'd', Policy: router.Policy{Kind: router.Hash, NumSegments: 3}}
+	src := catalog.PublishedTable{Schema: "public", Name: "t", Identity: 'd', Policy: router.Policy{Kind: router.Hash, NumSegments: 3}}
 	rel := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'}
-	tgt := &Table{Schema: "public", Name: "t", Kind: Heap, Uniques: []Unique{{Name: "pk", Columns: []int{0}, Reads: []int{0}, Plain: true, Primary: true}}}
+	tgt := &catalog.Table{Schema: "public", Name: "t", Kind: catalog.Heap, Uniques: []catalog.Unique{{Name: "pk", Columns: []int{0}, Reads: []int{0}, Plain: true, Primary: true}}}
 	for i, c := range cols {
-		src.Columns = append(src.Columns, source.Column{Name: c.name, TypeOID: c.oid, Key: i == 0, PrimaryKey: i == 0})
+		src.Columns = append(src.Columns, catalog.PublishedColumn{Name: c.name, TypeOID: c.oid, Key: i == 0, PrimaryKey: i == 0})
 		rel.Columns = append(rel.Columns, pgoutput.Column{Name: c.name, TypeOID: c.oid, Key: i == 0})
-		tgt.Columns = append(tgt.Columns, Column{Name: c.name, Type: typ(c.oid), NotNull: i == 0})
+		tgt.Columns = append(tgt.Columns, catalog.Column{Name: c.name, Type: typ(c.oid), NotNull: i == 0})
 	}
 	tgt.Policy = router.Policy{Kind: router.Hash, NumSegments: segments, Columns: []router.Column{{Name: "id", Type: typ(20)}}}
 	d := &discard{}
 	for i := range segments {
 		d.segs = append(d.segs, dtx.Content(i))
 	}
-	e, err := NewEngine(Options{}, NameMap{}, []source.Table{src}, []*Table{tgt}, d.segs)
+	e, err := NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, d.segs)
 	if err != nil {
 		tb.Fatal(err)
 	}

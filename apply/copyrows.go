@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"cbrepl/apply/internal/pgbinary"
+	"cbrepl/catalog"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 )
@@ -21,9 +22,9 @@ type layout struct {
 // encoders returns, per column, what turns its values into binary form. It is
 // nil where the rows of a COPY are read again as text: to find those that violate
 // a constraint.
-func (e *Engine) encoders(t *Table) []pgbinary.Encoder {
+func (e *Engine) encoders(t *catalog.Table) []pgbinary.Encoder {
 	if !e.opt.BinaryCopy || e.opt.OnConflict == ConflictLog ||
-		slices.ContainsFunc(t.Uniques, func(u Unique) bool { return u.Deferrable }) {
+		slices.ContainsFunc(t.Uniques, func(u catalog.Unique) bool { return u.Deferrable }) {
 		return nil
 	}
 	out := make([]pgbinary.Encoder, len(t.Columns))

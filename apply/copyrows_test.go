@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // copies notes the inserts it gets.
@@ -58,15 +58,15 @@ func TestBinaryCopy(t *testing.T) {
 				ID: 1, Schema: "public", Name: "t", Identity: 'd',
 				Columns: []pgoutput.Column{{Name: "id", Key: true}, {Name: "d"}},
 			}
-			src := source.Table{Schema: "public", Name: "t", Identity: 'd', Columns: []source.Column{{Name: "id", Key: true, PrimaryKey: true}, {Name: "d"}}}
-			tgt := &Table{
-				Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
-				Columns: []Column{{Name: "id", Type: c.key, NotNull: true}, {Name: "d", Type: typ(date)}},
-				Uniques: []Unique{{Columns: []int{0}, Plain: true, Primary: true, Deferrable: c.deferrable}},
+			src := catalog.PublishedTable{Schema: "public", Name: "t", Identity: 'd', Columns: []catalog.PublishedColumn{{Name: "id", Key: true, PrimaryKey: true}, {Name: "d"}}}
+			tgt := &catalog.Table{
+				Schema: "public", Name: "t", Kind: catalog.Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
+				Columns: []catalog.Column{{Name: "id", Type: c.key, NotNull: true}, {Name: "d", Type: typ(date)}},
+				Uniques: []catalog.Unique{{Columns: []int{0}, Plain: true, Primary: true, Deferrable: c.deferrable}},
 			}
 			c.opt.ChunkBytes = 100
 			be := &copies{model: newModel(1, tgt)}
-			e, err := NewEngine(c.opt, NameMap{}, []source.Table{src}, []*Table{tgt}, be.Segments())
+			e, err := NewEngine(c.opt, NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, be.Segments())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,19 +107,19 @@ func TestHoldBytes(t *testing.T) {
 		{100, "b a"},  // none does
 	} {
 		textType, _ := router.BuiltinType(25)
-		var sources []source.Table
-		var targets []*Table
+		var sources []catalog.PublishedTable
+		var targets []*catalog.Table
 		rows := memRows{}
 		b := &dtx.Batch{Steps: []dtx.Step{{}}}
 		for i, name := range []string{"b", "a"} {
 			rel := &pgoutput.Relation{ID: uint32(i + 1), Schema: "public", Name: name, Identity: 'f', Columns: []pgoutput.Column{{Name: "id", Key: true}}}
-			sources = append(sources, source.Table{
-				Schema: "public", Name: name, Identity: 'f', Columns: []source.Column{{Name: "id", Key: true}},
+			sources = append(sources, catalog.PublishedTable{
+				Schema: "public", Name: name, Identity: 'f', Columns: []catalog.PublishedColumn{{Name: "id", Key: true}},
 				Policy: router.Policy{Kind: router.Random, NumSegments: 2},
 			})
-			targets = append(targets, &Table{
-				Schema: "public", Name: name, Kind: Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
-				Columns: []Column{{Name: "id", Type: textType, NotNull: true}}, Uniques: []Unique{{Columns: []int{0}, Plain: true, Primary: true}},
+			targets = append(targets, &catalog.Table{
+				Schema: "public", Name: name, Kind: catalog.Heap, Policy: router.Policy{Kind: router.Replicated, NumSegments: 1},
+				Columns: []catalog.Column{{Name: "id", Type: textType, NotNull: true}}, Uniques: []catalog.Unique{{Columns: []int{0}, Plain: true, Primary: true}},
 			})
 			rows[dtx.SpoolID(i+1)] = []*pgoutput.Change{rowMessage(rel, 'I', 0, nil, vals(strings.Repeat("x", 100)))}
 			b.Steps[0].Parts = append(b.Steps[0].Parts, dtx.Part{GXID: 1, Content: dtx.Content(i), Spool: dtx.SpoolID(i + 1)})

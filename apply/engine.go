@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"slices"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // Engine applies batches to one target. It is used by one goroutine at a time
@@ -18,9 +18,9 @@ type Engine struct {
 	opt      Options
 	names    NameMap
 	segments []dtx.Content
-	sources  map[Name]*source.Table
-	tables   map[Name]*table // by target name
-	order    []*table        // tables by target name, the order of flushing
+	sources  map[catalog.Name]*catalog.PublishedTable
+	tables   map[catalog.Name]*table // by target name
+	order    []*table                // tables by target name, the order of flushing
 	// inOrder is set when a table holds inserts back (table.holds): contents are
 	// read one after the other then.
 	inOrder bool
@@ -42,24 +42,24 @@ const maxRelations = 10_000
 // NewEngine checks that every source table can be applied and compiles what is
 // needed for it. segments are the backend's (Backend.Segments). The error joins
 // every problem. The engine keeps its arguments and does not change them.
-func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Table, segments []dtx.Content) (*Engine, error) {
+func NewEngine(opt Options, names NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content) (*Engine, error) {
 	opt.EnsureDefaults()
 	errs := []error{opt.Validate(), names.Validate()}
 	e := &Engine{
 		opt: opt, names: names, segments: segments,
-		sources:   make(map[Name]*source.Table, len(sources)),
-		tables:    make(map[Name]*table, len(targets)),
+		sources:   make(map[catalog.Name]*catalog.PublishedTable, len(sources)),
+		tables:    make(map[catalog.Name]*table, len(targets)),
 		relations: make(map[*pgoutput.Relation]*relation),
 		fetchCost: opt.FetchBytes,
 		pool:      pool{limit: opt.QueueBytes},
 	}
-	byName := make(map[Name]*Table, len(targets))
+	byName := make(map[catalog.Name]*catalog.Table, len(targets))
 	for _, t := range targets {
-		byName[Name{t.Schema, t.Name}] = t
+		byName[t.QualifiedName()] = t
 	}
 	for i := range sources {
 		src := &sources[i]
-		e.sources[Name{src.Schema, src.Name}] = src
+		e.sources[src.QualifiedName()] = src
 		if err := e.addSource(src, byName); err != nil {
 			errs = append(errs, err)
 		}
@@ -71,12 +71,12 @@ func NewEngine(opt Options, names NameMap, sources []source.Table, targets []*Ta
 		e.order = append(e.order, t)
 	}
 	slices.SortFunc(e.order, func(a, b *table) int {
-		return compareNames(a.name, b.name)
+		return a.name.Compare(b.name)
 	})
 	return e, nil
 }
 
-func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
+func (e *Engine) addSource(src *catalog.PublishedTable, targets map[catalog.Name]*catalog.Table) error {
 	problem := func(hint, format string, args ...any) error {
 		return &dtx.Error{
 			Op: "match tables", Relation: src.String(), Msg: fmt.Sprintf(format, args...),
@@ -108,7 +108,7 @@ func (e *Engine) addSource(src *source.Table, targets map[Name]*Table) error {
 		}
 		return problem("Create the table, or add a name rule for it", "there is no table %s on the target", want)
 	}
-	t.sources = append(t.sources, Name{src.Schema, src.Name})
+	t.sources = append(t.sources, src.QualifiedName())
 	t.deferrable = t.deferrable || src.Deferrable
 	sh, _, err := t.newShape(published(src), src)
 	if err != nil {
@@ -128,22 +128,6 @@ const (
 	roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
 )
 
-func compareNames(a, b Name) int {
-	if a.Schema != b.Schema {
-		if a.Schema < b.Schema {
-			return -1
-		}
-		return 1
-	}
-	switch {
-	case a.Table < b.Table:
-		return -1
-	case a.Table > b.Table:
-		return 1
-	}
-	return 0
-}
-
 // resolve finds what rel maps to.
 func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 	if e.last != nil && e.last.rel == rel {
@@ -153,7 +137,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		e.last = r
 		return r, nil
 	}
-	src := e.sources[Name{rel.Schema, rel.Name}]
+	src := e.sources[catalog.Name{Schema: rel.Schema, Table: rel.Name}]
 	if src == nil {
 		return nil, &dtx.Error{
 			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,

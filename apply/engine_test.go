@@ -10,10 +10,10 @@ import (
 
 	"go.uber.org/goleak"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,32 +24,32 @@ type fixture struct {
 	e   *Engine
 	m   *model
 	rel *pgoutput.Relation
-	tgt *Table
-	src source.Table
+	tgt *catalog.Table
+	src catalog.PublishedTable
 }
 
 func newFixture(t *testing.T, opt Options, segments int, identity pgoutput.ReplicaIdentity) *fixture {
 	t.Helper()
 	f := &fixture{}
 	f.rel = &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: identity}
-	f.src = source.Table{Schema: "public", Name: "t", Identity: identity, Policy: router.Policy{Kind: router.Hash, NumSegments: 1}}
-	f.tgt = &Table{Schema: "public", Name: "t", Kind: Heap, Policy: router.Policy{
+	f.src = catalog.PublishedTable{Schema: "public", Name: "t", Identity: identity, Policy: router.Policy{Kind: router.Hash, NumSegments: 1}}
+	f.tgt = &catalog.Table{Schema: "public", Name: "t", Kind: catalog.Heap, Policy: router.Policy{
 		Kind: router.Hash, NumSegments: segments,
 		Columns: []router.Column{{Name: "id", Type: textType}},
 	}}
 	for i, n := range []string{"id", "u", "v", "big"} {
 		f.rel.Columns = append(f.rel.Columns, pgoutput.Column{Name: n, TypeOID: 25, Key: i == 0 || identity == 'f'})
-		f.src.Columns = append(f.src.Columns, source.Column{Name: n, TypeOID: 25, Key: i == 0 || identity == 'f', PrimaryKey: i == 0})
+		f.src.Columns = append(f.src.Columns, catalog.PublishedColumn{Name: n, TypeOID: 25, Key: i == 0 || identity == 'f', PrimaryKey: i == 0})
 		f.tgt.Columns = append(f.tgt.Columns, textColumn(n))
 	}
 	x := textColumn("x")
 	x.HasDefault = true
 	f.tgt.Columns = append(f.tgt.Columns, x)
 	f.tgt.Columns[0].NotNull = true
-	f.tgt.Uniques = []Unique{{Name: "pk", Columns: []int{0}, Reads: []int{0}, Plain: true, Primary: true}, {Name: "u", Columns: []int{1}, Reads: []int{1}, Plain: true}}
+	f.tgt.Uniques = []catalog.Unique{{Name: "pk", Columns: []int{0}, Reads: []int{0}, Plain: true, Primary: true}, {Name: "u", Columns: []int{1}, Reads: []int{1}, Plain: true}}
 	f.m = newModel(segments, f.tgt)
 	var err error
-	if f.e, err = NewEngine(opt, NameMap{}, []source.Table{f.src}, []*Table{f.tgt}, f.m.Segments()); err != nil {
+	if f.e, err = NewEngine(opt, NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -356,15 +356,15 @@ func TestOldTuple(t *testing.T) {
 // Problems found at start are all in one error.
 func TestNewEngineProblems(t *testing.T) {
 	good := newFixture(t, Options{}, 2, 'd')
-	src := func(name string, cols ...string) source.Table {
-		s := source.Table{Schema: "public", Name: name, Identity: 'd', Policy: router.Policy{Kind: router.Hash, NumSegments: 2}}
+	src := func(name string, cols ...string) catalog.PublishedTable {
+		s := catalog.PublishedTable{Schema: "public", Name: name, Identity: 'd', Policy: router.Policy{Kind: router.Hash, NumSegments: 2}}
 		for i, c := range cols {
-			s.Columns = append(s.Columns, source.Column{Name: c, TypeOID: 25, Key: i == 0, PrimaryKey: i == 0})
+			s.Columns = append(s.Columns, catalog.PublishedColumn{Name: c, TypeOID: 25, Key: i == 0, PrimaryKey: i == 0})
 		}
 		return s
 	}
-	tgt := func(name, dist string, cols ...string) *Table {
-		t := &Table{Schema: "public", Name: name, Kind: Heap, Policy: router.Policy{Kind: router.Random, NumSegments: 2}}
+	tgt := func(name, dist string, cols ...string) *catalog.Table {
+		t := &catalog.Table{Schema: "public", Name: name, Kind: catalog.Heap, Policy: router.Policy{Kind: router.Random, NumSegments: 2}}
 		for _, c := range cols {
 			t.Columns = append(t.Columns, textColumn(c))
 		}
@@ -377,7 +377,7 @@ func TestNewEngineProblems(t *testing.T) {
 	gen := tgt("gen", "", "id", "g")
 	gen.Columns[1].Generated = true
 	view := tgt("view", "", "id")
-	view.Kind = OtherKind
+	view.Kind = catalog.OtherKind
 	notNull := tgt("nn", "", "id", "must")
 	notNull.Columns[1].NotNull = true
 	unhashable := tgt("enum", "id", "id")
@@ -385,12 +385,12 @@ func TestNewEngineProblems(t *testing.T) {
 	wide := tgt("wide", "", "id")
 	wide.Policy.NumSegments = 5
 	excl := tgt("excl", "", "id")
-	excl.Uniques = []Unique{{Name: "no_overlap", Columns: []int{0}, Reads: []int{0}, Plain: true, Exclusion: true, Deferrable: true}}
+	excl.Uniques = []catalog.Unique{{Name: "no_overlap", Columns: []int{0}, Reads: []int{0}, Plain: true, Exclusion: true, Deferrable: true}}
 	leaf := src("leaf", "id")
 	leaf.Root = "public.root"
-	_, err := NewEngine(Options{}, NameMap{}, []source.Table{
+	_, err := NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{
 		src("lost", "id"), leaf, src("gen", "id", "g"), src("view", "id"), src("nn", "id"), src("enum", "id"), src("short", "id", "v"), src("dist", "id"), src("wide", "id"), src("excl", "id"), good.src,
-	}, []*Table{gen, view, notNull, unhashable, tgt("short", "", "id"), tgt("dist", "d", "id", "d"), wide, excl, good.tgt}, good.m.Segments())
+	}, []*catalog.Table{gen, view, notNull, unhashable, tgt("short", "", "id"), tgt("dist", "d", "id", "d"), wide, excl, good.tgt}, good.m.Segments())
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -457,13 +457,13 @@ func TestPartlyKnownDistributionKey(t *testing.T) {
 		f := newFixture(t, Options{}, 3, 'd')
 		f.tgt.Policy.Columns = []router.Column{{Name: "big", Type: textType}, {Name: "v", Type: textType}}
 		var err error
-		if f.e, err = NewEngine(Options{}, NameMap{}, []source.Table{f.src}, []*Table{f.tgt}, f.m.Segments()); err != nil {
+		if f.e, err = NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
 			t.Fatal(err)
 		}
 		f.must(t, changes(f.ins(id, "u1", "v", "BIG")))
 		f.must(t, changes(f.upd(id, "u1", "w"+id, "?")))
 		f.must(t, changes(f.upd(id, "u1", "w"+id, "?")))
-		seg, err := f.e.tables[Name{"public", "t"}].router.Segment([][]byte{[]byte("BIG"), []byte("w" + id)})
+		seg, err := f.e.tables[catalog.Name{Schema: "public", Table: "t"}].router.Segment([][]byte{[]byte("BIG"), []byte("w" + id)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"cbrepl/catalog"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // meddle changes the target-only column of some rows on the target, as its own
@@ -60,7 +60,7 @@ func (s *sim) scatter(m *model, st *simTable) {
 // want prints what the target should hold.
 func (st *simTable) want(e *Engine) []string {
 	var out []string
-	tbl := e.tables[Name{"public", st.tgt.Name}]
+	tbl := e.tables[catalog.Name{Schema: "public", Table: st.tgt.Name}]
 	for _, r := range st.rows {
 		vals := make([]mval, len(st.tgt.Columns))
 		for c := range st.tgt.Columns {
@@ -131,8 +131,8 @@ func TestRandomHistories(t *testing.T) {
 		if s.coin("log") {
 			opt.OnConflict = ConflictLog
 		}
-		var sources []source.Table
-		var targets []*Table
+		var sources []catalog.PublishedTable
+		var targets []*catalog.Table
 		for i := range 1 + s.draw("tables", 3) {
 			st := s.newTable(i, max(segments, 1))
 			s.tables = append(s.tables, st)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
@@ -21,7 +22,7 @@ import (
 type model struct {
 	segs []dtx.Content
 	mu   sync.Mutex
-	rows map[*Table]map[dtx.Content][]*mrow
+	rows map[*catalog.Table]map[dtx.Content][]*mrow
 	// statements counts operations.
 	statements int
 	// failAt makes operation number failAt fail.
@@ -45,8 +46,8 @@ func (v mval) String() string {
 	return v.text
 }
 
-func newModel(n int, tables ...*Table) *model {
-	m := &model{rows: map[*Table]map[dtx.Content][]*mrow{}}
+func newModel(n int, tables ...*catalog.Table) *model {
+	m := &model{rows: map[*catalog.Table]map[dtx.Content][]*mrow{}}
 	if n == 0 {
 		m.segs = []dtx.Content{ServerPlaced}
 	}
@@ -73,7 +74,7 @@ func (m *model) begin() error {
 
 // conflicts reports whether r, a row of the segment or not, violates a unique
 // constraint against the others.
-func (m *model) conflicts(t *Table, seg dtx.Content, r *mrow) bool {
+func (m *model) conflicts(t *catalog.Table, seg dtx.Content, r *mrow) bool {
 	for _, u := range t.Uniques {
 		for _, o := range m.rows[t][seg] {
 			if o == r {
@@ -301,7 +302,7 @@ func (m *model) DeleteImages(_ context.Context, seg dtx.Content, op *ImageOp) (F
 
 func (m *model) KeepAlive(context.Context, dtx.Content) error { return nil }
 
-func (m *model) Truncate(_ context.Context, seg dtx.Content, tables []*Table, _ bool) error {
+func (m *model) Truncate(_ context.Context, seg dtx.Content, tables []*catalog.Table, _ bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
@@ -315,7 +316,7 @@ func (m *model) Truncate(_ context.Context, seg dtx.Content, tables []*Table, _ 
 
 // lines prints a table's rows, sorted: "segment: values"; without segments for a
 // multiset of all.
-func (m *model) lines(t *Table, segments bool) []string {
+func (m *model) lines(t *catalog.Table, segments bool) []string {
 	var out []string
 	for seg, rows := range m.rows[t] {
 		for _, r := range rows {
@@ -349,9 +350,9 @@ func (it *memIter) Next() (*pgoutput.Change, error) {
 func (it *memIter) Close() error { return nil }
 
 // textColumn is a column of type text.
-func textColumn(name string) Column {
+func textColumn(name string) catalog.Column {
 	typ, _ := router.BuiltinType(25)
-	return Column{Name: name, Type: typ, CastType: `"pg_catalog"."text"`}
+	return catalog.Column{Name: name, Type: typ, CastType: `"pg_catalog"."text"`}
 }
 
 // rowMessage builds a change from values as a server would send it.

@@ -7,32 +7,24 @@ import (
 	"slices"
 	"strings"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/source"
 )
-
-// Name is a table's schema and name, as the catalogue spells them.
-type Name struct {
-	Schema, Table string
-}
-
-// String prints schema.table.
-func (n Name) String() string { return n.Schema + "." + n.Table }
 
 // NameMap says which target table a source table's rows go to. A rule for the
 // table wins over one for its schema; without a rule the name stays.
 type NameMap struct {
 	Schemas map[string]string
-	Tables  map[Name]Name
+	Tables  map[catalog.Name]catalog.Name
 }
 
 // Target returns the target name of a source table by the rules alone.
-func (m *NameMap) Target(src Name) Name {
+func (m *NameMap) Target(src catalog.Name) catalog.Name {
 	if t, ok := m.Tables[src]; ok {
 		return t
 	}
 	if s, ok := m.Schemas[src.Schema]; ok {
-		return Name{s, src.Table}
+		return catalog.Name{Schema: s, Table: src.Table}
 	}
 	return src
 }
@@ -41,12 +33,12 @@ func (m *NameMap) Target(src Name) Name {
 // and, for a partition leaf without a rule of its own, that of its root. The
 // first that exists on the target is taken: a leaf's rows belong to its root,
 // however the target partitions that.
-func (m *NameMap) Candidates(t *source.Table) []Name {
-	own := Name{t.Schema, t.Name}
-	out := []Name{m.Target(own)}
+func (m *NameMap) Candidates(t *catalog.PublishedTable) []catalog.Name {
+	own := t.QualifiedName()
+	out := []catalog.Name{m.Target(own)}
 	if _, ruled := m.Tables[own]; !ruled && t.Root != "" {
 		if schema, name, ok := strings.Cut(t.Root, "."); ok {
-			out = append(out, m.Target(Name{schema, name}))
+			out = append(out, m.Target(catalog.Name{Schema: schema, Table: name}))
 		}
 	}
 	return out

@@ -7,10 +7,10 @@ import (
 	"strings"
 
 	"cbrepl/apply/internal/pgbinary"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // placement says how a table's rows find their segment.
@@ -26,8 +26,8 @@ const (
 // table is a target table with what the engine derives from it, and the changes
 // of the current window.
 type table struct {
-	*Table
-	name   Name
+	*catalog.Table
+	name   catalog.Name
 	place  placement
 	router *router.Router // placeHash and placeRandom
 	segs   []dtx.Content  // the segments that hold rows
@@ -37,7 +37,7 @@ type table struct {
 	// updated one after the other; so are columns that UPDATE cannot write.
 	guards []int
 	// sources lists the source tables that map here.
-	sources []Name
+	sources []catalog.Name
 	// deferrable is set when the source lets rows share unique values inside a
 	// transaction, which the target may not.
 	deferrable bool
@@ -93,10 +93,10 @@ type relation struct {
 	lowestOnly bool
 }
 
-func newTable(t *Table, segments []dtx.Content) (*table, error) {
-	out := &table{Table: t, name: Name{t.Schema, t.Name}}
+func newTable(t *catalog.Table, segments []dtx.Content) (*table, error) {
+	out := &table{Table: t, name: t.QualifiedName()}
 	switch t.Kind {
-	case Heap, PartitionRoot, AppendOptimized:
+	case catalog.Heap, catalog.PartitionRoot, catalog.AppendOptimized:
 	default:
 		return nil, fmt.Errorf("table %s on the target is not a table that rows can be written to", t)
 	}
@@ -162,7 +162,7 @@ func (t *table) placeRows(segments []dtx.Content) error {
 // newShape maps the columns of rel by name and chooses the identity. order is
 // the place of each source column in the tuple. Every problem found is in the
 // error.
-func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (sh *shape, order []int, err error) {
+func (t *table) newShape(rel *pgoutput.Relation, src *catalog.PublishedTable) (sh *shape, order []int, err error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	sh = &shape{full: rel.Identity == pgoutput.IdentityFull}
@@ -254,7 +254,7 @@ func (t *table) newShape(rel *pgoutput.Relation, src *source.Table) (sh *shape, 
 	return sh, order, nil
 }
 
-func sourceGenerated(src *source.Table, name string) bool {
+func sourceGenerated(src *catalog.PublishedTable, name string) bool {
 	if src == nil {
 		return false
 	}
@@ -270,7 +270,7 @@ func sourceGenerated(src *source.Table, name string) bool {
 // relation marks every column as key, which says nothing: the source's primary
 // key is taken, else a unique key of the target, else the whole row.
 // at is the place in the tuple per target column, -1 for none.
-func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Table, at []int) {
+func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *catalog.PublishedTable, at []int) {
 	use := func(target []int) {
 		slices.Sort(target)
 		sh.keyTarget = target
@@ -324,7 +324,7 @@ func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *source.Ta
 }
 
 // roaming reports whether rows of one identity can stand on several contents.
-func (t *table) roaming(sh *shape, src *source.Table) bool {
+func (t *table) roaming(sh *shape, src *catalog.PublishedTable) bool {
 	if src == nil || len(sh.key) == 0 || sh.images || src.Policy.NumSegments < 2 {
 		return false // of equal whole rows one is as good as another
 	}
@@ -351,7 +351,7 @@ func (s *shape) same(o *shape) bool {
 
 // shapeFor returns the table's shape for rel, an equal earlier one where there
 // is one, and the order of the tuple.
-func (t *table) shapeFor(rel *pgoutput.Relation, src *source.Table) (*shape, []int, error) {
+func (t *table) shapeFor(rel *pgoutput.Relation, src *catalog.PublishedTable) (*shape, []int, error) {
 	sh, order, err := t.newShape(rel, src)
 	if err != nil {
 		return nil, nil, err
@@ -366,7 +366,7 @@ func (t *table) shapeFor(rel *pgoutput.Relation, src *source.Table) (*shape, []i
 }
 
 // published builds the relation that src will announce, to check it at start.
-func published(src *source.Table) *pgoutput.Relation {
+func published(src *catalog.PublishedTable) *pgoutput.Relation {
 	rel := &pgoutput.Relation{Schema: src.Schema, Name: src.Name, Identity: src.Identity}
 	for i := range src.Columns {
 		c := &src.Columns[i]

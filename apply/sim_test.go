@@ -8,10 +8,10 @@ import (
 
 	"pgregory.net/rapid"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 var errEOF = io.EOF
@@ -25,9 +25,9 @@ type simRow struct {
 
 // simTable is a table of the simulated source with its target.
 type simTable struct {
-	src    source.Table
+	src    catalog.PublishedTable
 	rel    *pgoutput.Relation
-	tgt    *Table
+	tgt    *catalog.Table
 	rows   []*simRow
 	key    []int // the identity's source columns; nil: the whole row
 	unique [][]int
@@ -67,7 +67,7 @@ func (s *sim) newTable(i, segments int) *simTable {
 	st := &simTable{}
 	n := 2 + s.draw("columns", 4)
 	name := fmt.Sprintf("t%d", i)
-	st.src = source.Table{Schema: "public", Name: name}
+	st.src = catalog.PublishedTable{Schema: "public", Name: name}
 	st.rel = &pgoutput.Relation{ID: uint32(100 + i), Schema: "public", Name: name}
 	names := []string{"a", "b", "c", "d", "e"}[:n]
 	st.toast = make([]bool, n)
@@ -78,7 +78,7 @@ func (s *sim) newTable(i, segments int) *simTable {
 	st.extra = s.coin("extra column")
 	var target []int
 	perm := rapid.Permutation([]int{0, 1, 2, 3, 4}[:n]).Draw(s.t, "target order")
-	st.tgt = &Table{Schema: "public", Name: name, Kind: Heap}
+	st.tgt = &catalog.Table{Schema: "public", Name: name, Kind: catalog.Heap}
 	for _, j := range perm {
 		st.tgt.Columns = append(st.tgt.Columns, textColumn(names[j]))
 	}
@@ -100,7 +100,7 @@ func (s *sim) newTable(i, segments int) *simTable {
 		tc := toTarget(cols)
 		reads := slices.Clone(tc)
 		slices.Sort(reads)
-		st.tgt.Uniques = append(st.tgt.Uniques, Unique{Name: "u", Columns: tc, Reads: reads, Plain: true, Primary: primary})
+		st.tgt.Uniques = append(st.tgt.Uniques, catalog.Unique{Name: "u", Columns: tc, Reads: reads, Plain: true, Primary: primary})
 	}
 
 	switch s.draw("source policy", 4) {
@@ -148,7 +148,7 @@ func (s *sim) newTable(i, segments int) *simTable {
 	}
 	for j, nm := range names {
 		isKey := slices.Contains(st.key, j)
-		st.src.Columns = append(st.src.Columns, source.Column{
+		st.src.Columns = append(st.src.Columns, catalog.PublishedColumn{
 			Name: nm, TypeOID: 25, TypeName: "text",
 			Key: isKey || st.full, PrimaryKey: isKey && identity != 1 && s.coin("source knows its key"),
 		})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -104,15 +105,15 @@ func (c *truncate) names() []string {
 // truncate runs one TRUNCATE on every segment. It does not cascade: the source
 // lists every published table that its own CASCADE reached.
 func (r *run) truncate(c *truncate) error {
-	emptied := make(map[*table][]Name)
+	emptied := make(map[*table][]catalog.Name)
 	for _, rel := range c.rels {
 		m, err := r.e.resolve(rel)
 		if err != nil {
 			return r.placed(err)
 		}
-		emptied[m.table] = append(emptied[m.table], Name{rel.Schema, rel.Name})
+		emptied[m.table] = append(emptied[m.table], catalog.Name{Schema: rel.Schema, Table: rel.Name})
 	}
-	var tables []*Table
+	var tables []*catalog.Table
 	last := 0
 	for _, t := range r.e.order {
 		names, ok := emptied[t]
@@ -137,9 +138,9 @@ func (r *run) truncate(c *truncate) error {
 	for i := range last {
 		seg := r.e.segments[i]
 		on := tables
-		if slices.ContainsFunc(tables, func(t *Table) bool { return len(r.e.tables[Name{t.Schema, t.Name}].segs) <= i }) {
-			on = slices.DeleteFunc(slices.Clone(tables), func(t *Table) bool {
-				return len(r.e.tables[Name{t.Schema, t.Name}].segs) <= i
+		if slices.ContainsFunc(tables, func(t *catalog.Table) bool { return len(r.e.tables[t.QualifiedName()].segs) <= i }) {
+			on = slices.DeleteFunc(slices.Clone(tables), func(t *catalog.Table) bool {
+				return len(r.e.tables[t.QualifiedName()].segs) <= i
 			})
 		}
 		err := r.lanes.put(i, task{size: 1, done: func() {}, run: func(ctx context.Context) error {

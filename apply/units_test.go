@@ -9,9 +9,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
-	"cbrepl/source"
 )
 
 // FuzzCopyText: the escaped form has no special byte of its own, and reads back
@@ -107,25 +107,26 @@ func TestVec(t *testing.T) {
 }
 
 func TestNameMap(t *testing.T) {
-	m := NameMap{Schemas: map[string]string{"a": "x"}, Tables: map[Name]Name{{"a", "one"}: {"y", "uno"}, {"b", "root"}: {"b2", "root2"}, {"b", "l2"}: {"c", "l2"}}}
+	name := func(schema, table string) catalog.Name { return catalog.Name{Schema: schema, Table: table} }
+	m := NameMap{Schemas: map[string]string{"a": "x"}, Tables: map[catalog.Name]catalog.Name{name("a", "one"): name("y", "uno"), name("b", "root"): name("b2", "root2"), name("b", "l2"): name("c", "l2")}}
 	if err := m.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ from, to Name }{
-		{Name{"a", "one"}, Name{"y", "uno"}}, {Name{"a", "two"}, Name{"x", "two"}}, {Name{"b", "one"}, Name{"b", "one"}},
+	for _, c := range []struct{ from, to catalog.Name }{
+		{name("a", "one"), name("y", "uno")}, {name("a", "two"), name("x", "two")}, {name("b", "one"), name("b", "one")},
 	} {
 		if got := m.Target(c.from); got != c.to {
 			t.Errorf("%s goes to %s, want %s", c.from, got, c.to)
 		}
 	}
-	got := m.Candidates(&source.Table{Schema: "b", Name: "l1", Root: "b.root"})
-	if len(got) != 2 || got[0] != (Name{"b", "l1"}) || got[1] != (Name{"b2", "root2"}) {
+	got := m.Candidates(&catalog.PublishedTable{Schema: "b", Name: "l1", Root: "b.root"})
+	if len(got) != 2 || got[0] != name("b", "l1") || got[1] != name("b2", "root2") {
 		t.Errorf("a leaf goes to %v", got)
 	}
-	if got := m.Candidates(&source.Table{Schema: "b", Name: "l2", Root: "b.root"}); len(got) != 1 || got[0] != (Name{"c", "l2"}) {
+	if got := m.Candidates(&catalog.PublishedTable{Schema: "b", Name: "l2", Root: "b.root"}); len(got) != 1 || got[0] != name("c", "l2") {
 		t.Errorf("a leaf with a rule goes to %v", got)
 	}
-	bad := NameMap{Schemas: map[string]string{"": "x", "y": ""}, Tables: map[Name]Name{{"a", ""}: {"b", "c"}, {"a", "b"}: {"", "c"}}}
+	bad := NameMap{Schemas: map[string]string{"": "x", "y": ""}, Tables: map[catalog.Name]catalog.Name{name("a", ""): name("b", "c"), name("a", "b"): name("", "c")}}
 	err := bad.Validate()
 	if err == nil || dtx.ClassOf(err) != dtx.ClassStop || strings.Count(err.Error(), "\n") != 3 {
 		t.Errorf("problems: %v", err)

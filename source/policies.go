@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -208,7 +209,7 @@ func readTypes(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*
 // withPolicies joins the coordinator's published tables with their policies. A
 // partition that is published under its own name may have the policy of its
 // root.
-func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]Table, Problems) {
+func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]catalog.PublishedTable, Problems) {
 	var ps Problems
 	add := func(table, found, remedy string, sql ...string) {
 		ps = append(ps, Problem{Content: dtx.AtContent(dtx.Coordinator), Relation: table, Found: found, Remedy: remedy, SQL: sql})
@@ -224,9 +225,9 @@ func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]Table, Problem
 		p := &policies[i]
 		byName[p.schema+"."+p.table] = p
 	}
-	var out []Table
+	var out []catalog.PublishedTable
 	for _, pt := range pubs {
-		t := pt.Table
+		t := pt.PublishedTable
 		p := byName[t.String()]
 		if p == nil && t.Root != "" {
 			p = byName[t.Root]
@@ -247,7 +248,7 @@ func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]Table, Problem
 }
 
 // insertPolicySQL proposes a policy: by primary key, else random.
-func insertPolicySQL(t *publishedTable, segments int) string {
+func insertPolicySQL(t *nodeTable, segments int) string {
 	kind, cols := "random", "'{}', '{}'"
 	if len(t.primaryKey) > 0 {
 		kind = "hash"
@@ -267,7 +268,7 @@ func joinQuoted(ss []string) string {
 }
 
 // compile turns a catalogue row into a policy.
-func (p *policyRow) compile(t *Table, segments int) (router.Policy, *Problem) {
+func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Policy, *Problem) {
 	out := router.Policy{NumSegments: p.numSegments}
 	if p.numSegments < 1 || p.numSegments > segments {
 		return out, &Problem{
@@ -289,7 +290,7 @@ func (p *policyRow) compile(t *Table, segments int) (router.Policy, *Problem) {
 			if c.typ == nil {
 				return out, &Problem{Found: fmt.Sprintf("its policy names column %q, which it does not have", c.name), Remedy: "Correct the policy in " + ownPolicies}
 			}
-			if t.ColumnList && !t.hasColumn(c.name) {
+			if t.ColumnList && !t.HasColumn(c.name) {
 				return out, &Problem{
 					Found:  fmt.Sprintf("its publication leaves out distribution key column %q", c.name),
 					Remedy: "Add the column to the publication's column list on every node",
@@ -301,13 +302,4 @@ func (p *policyRow) compile(t *Table, segments int) (router.Policy, *Problem) {
 		return out, &Problem{Found: fmt.Sprintf("its policy is of kind %q, want hash, random or replicated", p.kind), Remedy: "Correct the policy in " + ownPolicies}
 	}
 	return out, nil
-}
-
-func (t *Table) hasColumn(name string) bool {
-	for _, c := range t.Columns {
-		if c.Name == name && !c.Generated {
-			return true
-		}
-	}
-	return false
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/source/stream/repl"
 )
@@ -24,14 +25,14 @@ type NodeFacts struct {
 	Encoding string
 
 	instance string // the running server: start time, port, system identifier
-	tables   []publishedTable
+	tables   []nodeTable
 }
 
 // Facts is what preflight has found out. Nodes stand in order of content.
 type Facts struct {
 	Nodes []NodeFacts
 	// Tables are the published tables with their policies.
-	Tables []Table
+	Tables []catalog.PublishedTable
 }
 
 // Segments is the number of segments.

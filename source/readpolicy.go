@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -31,7 +32,7 @@ func ReadPolicy(ctx context.Context, dsn, table string) (router.Policy, error) {
 	}
 	for i := range policies {
 		p := &policies[i]
-		t := Table{Schema: p.schema, Name: p.table}
+		t := catalog.PublishedTable{Schema: p.schema, Name: p.table}
 		if t.String() != table {
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/router"
@@ -161,12 +162,12 @@ func TestPreflight(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
-	table := func(name string) Table {
-		i := slices.IndexFunc(f.Tables, func(tb Table) bool { return tb.Name == name })
+	table := func(name string) catalog.PublishedTable {
+		i := slices.IndexFunc(f.Tables, func(tb catalog.PublishedTable) bool { return tb.Name == name })
 		return f.Tables[i]
 	}
 	part := table("part_1")
-	wantCols := []Column{
+	wantCols := []catalog.PublishedColumn{
 		{Name: "k", TypeOID: part.Columns[0].TypeOID, TypeName: "posint", Key: true, PrimaryKey: true},
 		{Name: "d", TypeOID: 1082, TypeName: "date", Key: true, PrimaryKey: true},
 		{Name: "v", TypeOID: 23, TypeName: "integer", Generated: true},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -18,8 +19,8 @@ import (
 const policySchema = "cbrepl"
 
 // publishedTable is a table as one node publishes it.
-type publishedTable struct {
-	Table
+type nodeTable struct {
+	catalog.PublishedTable
 	oid uint32
 	// digest covers column names, types and identity: it is equal on all nodes.
 	digest string
@@ -104,12 +105,12 @@ func (p *probe) published(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	p.facts.tables = slices.DeleteFunc(p.facts.tables, func(t publishedTable) bool { return t.Schema == policySchema })
+	p.facts.tables = slices.DeleteFunc(p.facts.tables, func(t nodeTable) bool { return t.Schema == policySchema })
 	return p.storage(ctx, conn)
 }
 
-func scanTable(row pgx.CollectableRow) (publishedTable, error) {
-	var t publishedTable
+func scanTable(row pgx.CollectableRow) (nodeTable, error) {
+	var t nodeTable
 	var kind, ident, list, cols string
 	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.RowFilter, &t.Deferrable, &cols); err != nil {
 		return t, err
@@ -133,7 +134,7 @@ func scanTable(row pgx.CollectableRow) (publishedTable, error) {
 			t.ColumnList = true
 			continue
 		}
-		t.Columns = append(t.Columns, Column{
+		t.Columns = append(t.Columns, catalog.PublishedColumn{
 			Name: c.Name, TypeOID: c.OID, TypeName: c.Type, Key: c.Key, PrimaryKey: c.PK >= 0, Generated: c.Generated,
 		})
 		digest = append(digest, c.Name+" "+c.Type)
@@ -192,7 +193,7 @@ func (p *probe) storage(ctx context.Context, conn *pgx.Conn) error {
 // The coordinator's are the measure.
 func compareTables(f *Facts) Problems {
 	var ps Problems
-	want := map[string]*publishedTable{}
+	want := map[string]*nodeTable{}
 	coordinator := &f.Nodes[0]
 	for i := range coordinator.tables {
 		t := &coordinator.tables[i]

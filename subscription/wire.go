@@ -12,6 +12,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/apply/cloudberry"
 	"cbrepl/apply/shards"
+	"cbrepl/catalog"
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
 	"cbrepl/segment"
@@ -25,7 +26,7 @@ import (
 
 // sourceFacts is what the source says of itself before streaming.
 type sourceFacts struct {
-	tables []source.Table
+	tables []catalog.PublishedTable
 	// identities and positions describe every node's server and slot, by content.
 	identities []apply.StreamIdentity
 	positions  []dtx.Position
@@ -196,7 +197,7 @@ func facts(c dtx.Content, s feed.Stats) status.Stream {
 
 // names translates the rename rules.
 func names(c *config.Config) (apply.NameMap, error) {
-	m := apply.NameMap{Schemas: map[string]string{}, Tables: map[apply.Name]apply.Name{}}
+	m := apply.NameMap{Schemas: map[string]string{}, Tables: map[catalog.Name]catalog.Name{}}
 	for _, r := range c.Tables.Rename {
 		n, err := r.Parse()
 		if err != nil {
@@ -205,14 +206,14 @@ func names(c *config.Config) (apply.NameMap, error) {
 		if n.FromTable == "" {
 			m.Schemas[n.FromSchema] = n.ToSchema
 		} else {
-			m.Tables[apply.Name{Schema: n.FromSchema, Table: n.FromTable}] = apply.Name{Schema: n.ToSchema, Table: n.ToTable}
+			m.Tables[catalog.Name{Schema: n.FromSchema, Table: n.FromTable}] = catalog.Name{Schema: n.ToSchema, Table: n.ToTable}
 		}
 	}
 	return m, nil
 }
 
 // targetOptions translates the configuration for both kinds of target.
-func targetOptions(c *config.Config, tables []source.Table, log *slog.Logger) (shards.Options, cloudberry.Options, error) {
+func targetOptions(c *config.Config, tables []catalog.PublishedTable, log *slog.Logger) (shards.Options, cloudberry.Options, error) {
 	m, err := names(c)
 	if err != nil {
 		return shards.Options{}, cloudberry.Options{}, err
@@ -233,7 +234,7 @@ func targetOptions(c *config.Config, tables []source.Table, log *slog.Logger) (s
 }
 
 // newTarget makes the target of the configured kind. It connects to nothing.
-func newTarget(c *config.Config, tables []source.Table, log *slog.Logger) (apply.Target, error) {
+func newTarget(c *config.Config, tables []catalog.PublishedTable, log *slog.Logger) (apply.Target, error) {
 	s, b, err := targetOptions(c, tables, log)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -142,7 +143,7 @@ func (b *backend) lock(f *tableFacts) {
 
 // facts returns what the catalogue said of a table. A table that is changed by
 // key is remembered, so that later batches lock it before their first COPY.
-func (b *backend) facts(t *apply.Table, changed bool) *tableFacts {
+func (b *backend) facts(t *catalog.Table, changed bool) *tableFacts {
 	f := b.t.tables.of(t)
 	f.changed = f.changed || changed
 	return f
@@ -211,7 +212,7 @@ func (b *backend) plain(ctx context.Context, sql string) error {
 }
 
 // Truncate empties tables.
-func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*apply.Table, restartIdentity bool) error {
+func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
 	if err := b.plain(ctx, pgside.TruncateSQL(tables, restartIdentity)); err != nil {
 		return dataFault(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/catalog"
 	"cbrepl/pgoutput"
 )
 
@@ -97,7 +98,7 @@ func TestShapes(t *testing.T) {
 	src := conformance.NewSource(3, tables...)
 	tg := w.start(src, tables...)
 	for _, tab := range tables {
-		f := tg.tables.byName[apply.Name{Schema: w.schema, Table: tab.Name}]
+		f := tg.tables.byName[catalog.Name{Schema: w.schema, Table: tab.Name}]
 		var first string
 		for _, kind := range []rowsetKind{rowsUnnest, rowsStage, rowsAuto} {
 			tg.opts.private.rowset = kind
@@ -115,7 +116,7 @@ func TestShapes(t *testing.T) {
 }
 
 // shapes runs operations and prints what they answered and left.
-func shapes(t *testing.T, tg *Target, tab *apply.Table) string {
+func shapes(t *testing.T, tg *Target, tab *catalog.Table) string {
 	ctx := testCtx(t)
 	var log strings.Builder
 	note := func(what string, found apply.Found, err error) {
@@ -219,7 +220,7 @@ func shapes(t *testing.T, tg *Target, tab *apply.Table) string {
 	return log.String()
 }
 
-func tableSQL(t *apply.Table) string { return `"` + t.Schema + `"."` + t.Name + `"` }
+func tableSQL(t *catalog.Table) string { return `"` + t.Schema + `"."` + t.Name + `"` }
 
 const wantShapes = `delete: rows 3, missing 1 [3], fetched []
 delete one: rows 1, missing 0 [], fetched []

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
@@ -14,20 +14,20 @@ const opCatalogue = "check target tables"
 
 // tables is what the catalogue says of the target's tables.
 type tables struct {
-	byName map[apply.Name]*tableFacts
+	byName map[catalog.Name]*tableFacts
 	byOID  map[uint32]*tableFacts
 	// fires tells that some table has triggers or rules to be silenced.
 	fires bool
 }
 
 // of finds the facts of a table that the engine was given.
-func (ts *tables) of(t *apply.Table) *tableFacts {
-	return ts.byName[apply.Name{Schema: t.Schema, Table: t.Name}]
+func (ts *tables) of(t *catalog.Table) *tableFacts {
+	return ts.byName[t.QualifiedName()]
 }
 
 // tableFacts is a table with what is not in apply.Table.
 type tableFacts struct {
-	*apply.Table
+	*catalog.Table
 	oid uint32
 	// problem says why rows cannot be written to the table, and what to do.
 	problem, remedy string
@@ -114,7 +114,7 @@ func (f *facts) partitionedExpr() string {
 
 // readTables reads the tables of the given names that the target has. Nothing is
 // locked beyond the catalogue.
-func readTables(ctx context.Context, s *server, names []apply.Name) (*tables, error) {
+func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, error) {
 	schemas, list := make([]string, len(names)), make([]string, len(names))
 	for i, n := range names {
 		schemas[i], list[i] = n.Schema, n.Table
@@ -143,12 +143,12 @@ func readTables(ctx context.Context, s *server, names []apply.Name) (*tables, er
 	if err != nil {
 		return nil, fail(opCatalogue, s.String(), err)
 	}
-	ts := &tables{byName: map[apply.Name]*tableFacts{}, byOID: map[uint32]*tableFacts{}}
+	ts := &tables{byName: map[catalog.Name]*tableFacts{}, byOID: map[uint32]*tableFacts{}}
 	var oids []string
 	policies := map[uint32][4]string{}
 	for _, r := range rows {
 		f := &tableFacts{
-			Table: &apply.Table{Schema: string(r[0]), Name: string(r[1])}, oid: pgside.OID(r[2]),
+			Table: &catalog.Table{Schema: string(r[0]), Name: string(r[1])}, oid: pgside.OID(r[2]),
 			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]), firing: string(r[8]),
 		}
 		if string(r[7]) != "t" {
@@ -157,7 +157,7 @@ func readTables(ctx context.Context, s *server, names []apply.Name) (*tables, er
 		ts.fires = ts.fires || f.firing != ""
 		f.setKind(string(r[3]), string(r[4]), r[9] != nil)
 		policies[f.oid] = [4]string{string(r[9]), string(r[10]), string(r[11]), string(r[12])}
-		ts.byName[apply.Name{Schema: f.Schema, Table: f.Name}] = f
+		ts.byName[f.QualifiedName()] = f
 		ts.byOID[f.oid] = f
 		oids = append(oids, string(r[2]))
 	}
@@ -180,32 +180,32 @@ func readTables(ctx context.Context, s *server, names []apply.Name) (*tables, er
 
 // setKind decides whether rows can be written, and how.
 func (f *tableFacts) setKind(storage, partitioned string, distributed bool) {
-	f.Kind = apply.Heap
+	f.Kind = catalog.Heap
 	switch storage {
 	case "heap":
 	case "append":
 		f.appendOnly = true
-		f.Kind = apply.AppendOptimized
+		f.Kind = catalog.AppendOptimized
 	case "view":
-		f.Kind, f.problem, f.remedy = apply.OtherKind, "it is a view", "Name the table behind it in a table rule"
+		f.Kind, f.problem, f.remedy = catalog.OtherKind, "it is a view", "Name the table behind it in a table rule"
 	case "external", "foreign":
-		f.Kind, f.problem, f.remedy = apply.OtherKind, "it is an "+storage+" table", "Create an ordinary table, or leave the source table out of the publication"
+		f.Kind, f.problem, f.remedy = catalog.OtherKind, "it is an "+storage+" table", "Create an ordinary table, or leave the source table out of the publication"
 		if storage == "foreign" {
 			f.problem = "it is a foreign table"
 		}
 	default:
-		f.Kind, f.problem, f.remedy = apply.OtherKind, "its rows are stored in a way that is not known here ("+storage+")", "Create the table with heap or append-optimized storage"
+		f.Kind, f.problem, f.remedy = catalog.OtherKind, "its rows are stored in a way that is not known here ("+storage+")", "Create the table with heap or append-optimized storage"
 	}
 	switch partitioned {
 	case "root":
 		if f.problem == "" {
-			f.Kind = apply.PartitionRoot
+			f.Kind = catalog.PartitionRoot
 		}
 	case "middle":
-		f.Kind, f.problem, f.remedy = apply.OtherKind, "it is a partition that is partitioned itself, which cannot be written to directly", "Name the root of the partitioned table in a table rule"
+		f.Kind, f.problem, f.remedy = catalog.OtherKind, "it is a partition that is partitioned itself, which cannot be written to directly", "Name the root of the partitioned table in a table rule"
 	}
 	if f.problem == "" && !distributed {
-		f.Kind, f.problem, f.remedy = apply.OtherKind, "it has no distribution policy: it exists on the coordinator only", "Create it with a DISTRIBUTED clause"
+		f.Kind, f.problem, f.remedy = catalog.OtherKind, "it has no distribution policy: it exists on the coordinator only", "Create it with a DISTRIBUTED clause"
 	}
 }
 

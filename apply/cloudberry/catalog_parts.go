@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 )
 
 // partsSQL finds the relations below the tables in $1, these included.
@@ -20,7 +20,7 @@ const partsSQL = `WITH RECURSIVE parts(root, rel) AS (
 func (ts *tables) roots() string {
 	var oids []string
 	for oid, f := range ts.byOID {
-		if f.Kind == apply.PartitionRoot {
+		if f.Kind == catalog.PartitionRoot {
 			oids = append(oids, strconv.FormatUint(uint64(oid), 10))
 		}
 	}
@@ -33,7 +33,7 @@ func (ts *tables) roots() string {
 // readLeaves finds the relations that hold the tables' rows.
 func readLeaves(ctx context.Context, s *server, ts *tables) error {
 	for oid, f := range ts.byOID {
-		if f.Kind != apply.PartitionRoot {
+		if f.Kind != catalog.PartitionRoot {
 			f.leaves[strconv.FormatUint(uint64(oid), 10)] = &leaf{name: pgside.TableName(f.Table), appendOnly: f.appendOnly}
 		}
 	}
@@ -50,7 +50,7 @@ func readLeaves(ctx context.Context, s *server, ts *tables) error {
 	}
 	// The root's own storage says nothing: its partitions have theirs.
 	for _, f := range ts.byOID {
-		if f.Kind == apply.PartitionRoot {
+		if f.Kind == catalog.PartitionRoot {
 			f.appendOnly = false
 		}
 	}
@@ -155,7 +155,7 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 	for _, r := range rows {
 		f := ts.byOID[pgside.OID(r[0])]
 		rel := pgside.OID(r[1])
-		if rel != f.oid && f.Kind != apply.PartitionRoot {
+		if rel != f.oid && f.Kind != catalog.PartitionRoot {
 			continue // a table that inherits: its rows are not this table's
 		}
 		column := func(number string) (int, bool) {
@@ -183,7 +183,7 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 // addUnique adds a row of readIndexes to the table's unique indexes.
 func (f *tableFacts) addUnique(r [][]byte, rel uint32, fields []string, column func(string) (int, bool)) {
 	columnsOnly := string(r[6]) == "t"
-	u := apply.Unique{
+	u := catalog.Unique{
 		Name: string(r[2]), Primary: string(r[3]) == "t" && rel == f.oid,
 		Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
 		// An index of one partition does not make a row of the root unique.
@@ -209,7 +209,7 @@ func (f *tableFacts) addUnique(r [][]byte, rel uint32, fields []string, column f
 	}
 	slices.Sort(u.Reads)
 	// Where partitions have no link to the root's index, theirs repeat it.
-	if rel != f.oid && slices.ContainsFunc(f.Uniques, func(o apply.Unique) bool {
+	if rel != f.oid && slices.ContainsFunc(f.Uniques, func(o catalog.Unique) bool {
 		return o.Exclusion == u.Exclusion && slices.Equal(o.Columns, u.Columns) && slices.Equal(o.Reads, u.Reads)
 	}) {
 		return

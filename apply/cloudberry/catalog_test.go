@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/catalog"
 )
 
 // What can be written to, by what the catalogue says of a relation.
@@ -13,22 +13,22 @@ func TestKinds(t *testing.T) {
 	for _, c := range []struct {
 		storage, partitioned string
 		distributed          bool
-		kind                 apply.TableKind
+		kind                 catalog.TableKind
 		appendOnly           bool
 		says                 string
 	}{
-		{"heap", "", true, apply.Heap, false, ""},
-		{"append", "", true, apply.AppendOptimized, true, ""},
-		{"heap", "root", true, apply.PartitionRoot, false, ""},
-		{"append", "root", true, apply.PartitionRoot, true, ""},
-		{"heap", "middle", true, apply.OtherKind, false, "partitioned itself"},
-		{"heap", "", false, apply.OtherKind, false, "coordinator only"},
-		{"view", "", false, apply.OtherKind, false, "is a view"},
-		{"external", "", true, apply.OtherKind, false, "external table"},
-		{"foreign", "", false, apply.OtherKind, false, "foreign table"},
-		{"access method zedstore", "", true, apply.OtherKind, false, "zedstore"},
+		{"heap", "", true, catalog.Heap, false, ""},
+		{"append", "", true, catalog.AppendOptimized, true, ""},
+		{"heap", "root", true, catalog.PartitionRoot, false, ""},
+		{"append", "root", true, catalog.PartitionRoot, true, ""},
+		{"heap", "middle", true, catalog.OtherKind, false, "partitioned itself"},
+		{"heap", "", false, catalog.OtherKind, false, "coordinator only"},
+		{"view", "", false, catalog.OtherKind, false, "is a view"},
+		{"external", "", true, catalog.OtherKind, false, "external table"},
+		{"foreign", "", false, catalog.OtherKind, false, "foreign table"},
+		{"access method zedstore", "", true, catalog.OtherKind, false, "zedstore"},
 	} {
-		f := &tableFacts{Table: new(apply.Table)}
+		f := &tableFacts{Table: new(catalog.Table)}
 		f.setKind(c.storage, c.partitioned, c.distributed)
 		if f.Kind != c.kind || f.appendOnly != c.appendOnly || !strings.Contains(f.problem, c.says) || (c.says == "") != (f.problem == "") {
 			t.Errorf("%s %s: kind %d, append-only %t, problem %q", c.storage, c.partitioned, f.Kind, f.appendOnly, f.problem)
@@ -52,7 +52,7 @@ func TestCatalogue(t *testing.T) {
 	tab := w.table("t", []string{"id"}, "id bigint", "Code character varying(10)", "p integer", "b text[]")
 	src := conformance.NewSource(3, tab)
 	tg := w.start(src, tab)
-	f := tg.tables.byName[apply.Name{Schema: w.schema, Table: "t"}]
+	f := tg.tables.byName[catalog.Name{Schema: w.schema, Table: "t"}]
 	var cols []string
 	for _, c := range f.Columns {
 		s := c.Name + " " + c.CastType

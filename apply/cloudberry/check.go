@@ -10,8 +10,8 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/source"
 )
 
 // Check finds out whether Open would find the target in order, without taking
@@ -39,7 +39,7 @@ func (t *Target) Check(ctx context.Context) error {
 // readCatalogue reads the target's tables, checks that they can take the source's
 // rows, and makes the engine for them.
 func (t *Target) readCatalogue(ctx context.Context) error {
-	var names []apply.Name
+	var names []catalog.Name
 	for i := range t.opts.Tables {
 		for _, n := range t.opts.Names.Candidates(&t.opts.Tables[i]) {
 			if !slices.Contains(names, n) {
@@ -58,9 +58,9 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		}
 	}
 	errs := t.checkRole(ts)
-	checked := map[apply.Name]bool{}
-	var usable []source.Table
-	var list []*apply.Table
+	checked := map[catalog.Name]bool{}
+	var usable []catalog.PublishedTable
+	var list []*catalog.Table
 	for i := range t.opts.Tables {
 		src := &t.opts.Tables[i]
 		f := firstFound(t.opts.Names.Candidates(src), ts)
@@ -68,7 +68,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 			usable = append(usable, *src) // the engine says that its table is missing
 			continue
 		}
-		name := apply.Name{Schema: f.Schema, Table: f.Name}
+		name := f.QualifiedName()
 		ok, done := checked[name]
 		if !done {
 			problems := t.checkTable(f)
@@ -103,7 +103,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 }
 
 // firstFound returns the first of names that the target has.
-func firstFound(names []apply.Name, ts *tables) *tableFacts {
+func firstFound(names []catalog.Name, ts *tables) *tableFacts {
 	for _, name := range names {
 		if f := ts.byName[name]; f != nil {
 			return f

@@ -8,6 +8,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -181,7 +182,7 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 
 // marked prints a value so that values put together are told apart, NULL from
 // every text.
-func marked(c *apply.Column, expr string) string {
+func marked(c *catalog.Column, expr string) string {
 	text := pgside.AsText(pgside.Printed(c, expr))
 	return "coalesce(pg_catalog.length(" + text + ") || ':' || " + text + ", 'n')"
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/catalog"
 	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 )
@@ -165,7 +165,7 @@ func placement(t *testing.T, w *world) {
 	w.apply(tg, src)
 	checked := 0
 	for _, k := range all {
-		f := tg.tables.byName[apply.Name{Schema: w.schema, Table: k.tab.Name}]
+		f := tg.tables.byName[catalog.Name{Schema: w.schema, Table: k.tab.Name}]
 		rt, err := router.New(f.Policy)
 		if err != nil {
 			t.Errorf("%s: %v", f.Policy, err)

@@ -7,6 +7,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/catalog"
 )
 
 // TestPlans: statements by key go over an index of the key and move no rows
@@ -55,7 +56,7 @@ func TestPlans(t *testing.T) {
 		return set([]int{2}, rows...)
 	}
 	for _, tab := range tables {
-		f := tg.tables.byName[apply.Name{Schema: w.schema, Table: tab.Name}]
+		f := tg.tables.byName[catalog.Name{Schema: w.schema, Table: tab.Name}]
 		for _, n := range []int{1, 50, stageRows} {
 			for what, run := range map[string]func(b *backend) error{
 				"delete": func(b *backend) error {
@@ -129,7 +130,7 @@ func TestPruning(t *testing.T) {
 		}
 		return len(seen)
 	}
-	f := tg.tables.byName[apply.Name{Schema: w.schema, Table: "days"}]
+	f := tg.tables.byName[catalog.Name{Schema: w.schema, Table: "days"}]
 	for _, c := range []struct{ rows, days, most int }{{1, 1, 1}, {40, 3, 1}, {40, 15, 2}, {3000, 15, 2}, {6000, 100, 10}} {
 		var keys [][]string
 		for i := range c.rows {
@@ -149,7 +150,7 @@ func TestPruning(t *testing.T) {
 			}
 		})
 	}
-	fb := tg.tables.byName[apply.Name{Schema: w.schema, Table: "bare"}]
+	fb := tg.tables.byName[catalog.Name{Schema: w.schema, Table: "bare"}]
 	inBatch(t, tg, func(b *backend) {
 		found, err := b.DeleteImages(testCtx(t), apply.ServerPlaced, &apply.ImageOp{
 			Table: fb.Table, N: 2, Count: []int64{1, 1},

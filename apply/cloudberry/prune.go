@@ -6,6 +6,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
@@ -18,7 +19,7 @@ const pruneList = 64
 // partition, row by row. The conditions follow from the others. cols and vals are
 // n values per column, joined by = elsewhere.
 func (b *backend) prune(ctx context.Context, q *query, f *tableFacts, n int, cols []int, vals []*apply.Vec) error {
-	if f.Kind != apply.PartitionRoot || n == 1 {
+	if f.Kind != catalog.PartitionRoot || n == 1 {
 		return nil
 	}
 	for i, c := range cols {
@@ -62,7 +63,7 @@ func distinct(v *apply.Vec, limit int) *apply.Vec {
 
 // ordered reports whether a type has one order, whatever the collation, and min
 // and max on every server.
-func ordered(c *apply.Column) bool {
+func ordered(c *catalog.Column) bool {
 	t := c.Type.Base()
 	if t == nil || t.Kind != router.BaseType {
 		return false

@@ -6,6 +6,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 )
 
 // Parameter types and formats.
@@ -91,7 +92,7 @@ func (q *query) unnest(sets ...namedSet) *rowset {
 
 // keysMatch writes the comparison of key columns, in the operators that their
 // index uses.
-func (q *query) keysMatch(t *apply.Table, keys apply.Set, r *rowset) {
+func (q *query) keysMatch(t *catalog.Table, keys apply.Set, r *rowset) {
 	for i, c := range keys.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
@@ -101,7 +102,7 @@ func (q *query) keysMatch(t *apply.Table, keys apply.Set, r *rowset) {
 }
 
 // allSame is a condition: the row does not differ from a set in any column.
-func (q *query) allSame(t *apply.Table, s apply.Set, r *rowset) {
+func (q *query) allSame(t *catalog.Table, s apply.Set, r *rowset) {
 	for i, c := range s.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
@@ -112,7 +113,7 @@ func (q *query) allSame(t *apply.Table, s apply.Set, r *rowset) {
 
 // where writes the condition of an operation by key: same and differ are its
 // restrictions, if any.
-func (q *query) where(t *apply.Table, keys, same, differ apply.Set, r *rowset) {
+func (q *query) where(t *catalog.Table, keys, same, differ apply.Set, r *rowset) {
 	q.WriteString(" WHERE ")
 	q.keysMatch(t, keys, r)
 	if len(same.Cols) > 0 {
@@ -127,7 +128,7 @@ func (q *query) where(t *apply.Table, keys, same, differ apply.Set, r *rowset) {
 }
 
 // columns writes a list of columns of t, each behind a comma.
-func (q *query) columns(t *apply.Table, cols []int) {
+func (q *query) columns(t *catalog.Table, cols []int) {
 	for _, c := range cols {
 		q.WriteString(", t." + pgside.Column(t, c))
 	}
@@ -135,6 +136,6 @@ func (q *query) columns(t *apply.Table, cols []int) {
 
 // anyOf is a condition that an index can serve on any storage: column c has one
 // of the values.
-func (q *query) anyOf(t *apply.Table, c int, v *apply.Vec) string {
+func (q *query) anyOf(t *catalog.Table, c int, v *apply.Vec) string {
 	return pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + q.vec(v) + "::" + t.Columns[c].CastType + "[])"
 }

@@ -14,9 +14,9 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/lab/clustertest"
-	"cbrepl/source"
 )
 
 var databases clustertest.Databases
@@ -121,8 +121,8 @@ func (w *world) start(src *conformance.Source, tables ...*conformance.Table) *Ta
 	return tg
 }
 
-func sources(tables []*conformance.Table) []source.Table {
-	var out []source.Table
+func sources(tables []*conformance.Table) []catalog.PublishedTable {
+	var out []catalog.PublishedTable
 	for _, tab := range tables {
 		out = append(out, tab.Source())
 	}

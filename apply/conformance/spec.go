@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // Storage is how a target keeps a table's rows.
@@ -111,8 +111,8 @@ func idents(names []string) string {
 }
 
 // Source describes the table as the source's catalogue would.
-func (t *Table) Source() source.Table {
-	s := source.Table{Schema: t.schema, Name: t.Name, Identity: t.Identity, Policy: router.Policy{Kind: router.Hash, NumSegments: 3}}
+func (t *Table) Source() catalog.PublishedTable {
+	s := catalog.PublishedTable{Schema: t.schema, Name: t.Name, Identity: t.Identity, Policy: router.Policy{Kind: router.Hash, NumSegments: 3}}
 	if t.SourceReplicated {
 		s.Policy.Kind = router.Replicated
 	}
@@ -125,7 +125,7 @@ func (t *Table) Source() source.Table {
 			typ.Name = c.Type
 		}
 		key := slices.Contains(t.Key, c.Name)
-		s.Columns = append(s.Columns, source.Column{
+		s.Columns = append(s.Columns, catalog.PublishedColumn{
 			Name: c.Name, TypeOID: typ.OID, TypeName: typ.Name,
 			Key: key && t.Identity == pgoutput.IdentityDefault, PrimaryKey: key,
 		})
@@ -171,7 +171,7 @@ type Row struct {
 // TargetOptions are a test's choices for a target.
 type TargetOptions struct {
 	Subscription string
-	Tables       []source.Table
+	Tables       []catalog.PublishedTable
 	Engine       apply.Options
 }
 

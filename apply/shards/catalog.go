@@ -1,15 +1,14 @@
 package shards
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
-	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
@@ -17,12 +16,12 @@ const opCatalogue = "check target tables"
 
 // catalogue is what one shard says of the tables asked for.
 type catalogue struct {
-	tables map[apply.Name]*foundTable
+	tables map[catalog.Name]*foundTable
 }
 
 // foundTable is a table on one shard, with what is not in apply.Table.
 type foundTable struct {
-	*apply.Table
+	*catalog.Table
 	oid uint32
 	// typeNames are the columns' types as format_type prints them, modifier
 	// included; baseNames the same with domains looked through.
@@ -36,7 +35,7 @@ type foundTable struct {
 }
 
 // nameArrays prints names as two array literals.
-func nameArrays(names []apply.Name) (schemas, tables string) {
+func nameArrays(names []catalog.Name) (schemas, tables string) {
 	s, t := make([]string, len(names)), make([]string, len(names))
 	for i, n := range names {
 		s[i], t[i] = n.Schema, n.Table
@@ -46,11 +45,9 @@ func nameArrays(names []apply.Name) (schemas, tables string) {
 
 // readTables reads the tables of the given names that a shard has. Nothing is
 // locked beyond the catalogue.
-func readTables(ctx context.Context, n *node, names []apply.Name) (*catalogue, error) {
+func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue, error) {
 	names = slices.Clone(names)
-	slices.SortFunc(names, func(a, b apply.Name) int {
-		return cmp.Or(strings.Compare(a.Schema, b.Schema), strings.Compare(a.Table, b.Table))
-	})
+	slices.SortFunc(names, catalog.Name.Compare)
 	schemas, tables := nameArrays(slices.Compact(names)) // leaves share their root
 	rows, err := n.query(ctx, `
 		SELECT s.nspname, c.relname, c.oid, c.relkind, row_security_active(c.oid),
@@ -71,12 +68,12 @@ func readTables(ctx context.Context, n *node, names []apply.Name) (*catalogue, e
 	if err != nil {
 		return nil, fail(opCatalogue, n.String(), err)
 	}
-	cat := &catalogue{tables: map[apply.Name]*foundTable{}}
+	cat := &catalogue{tables: map[catalog.Name]*foundTable{}}
 	byOID := map[uint32]*foundTable{}
 	var oids []string
 	for _, r := range rows {
 		t := &foundTable{
-			Table:       &apply.Table{Schema: string(r[0]), Name: string(r[1]), Kind: tableKind(r[3])},
+			Table:       &catalog.Table{Schema: string(r[0]), Name: string(r[1]), Kind: tableKind(r[3])},
 			oid:         pgside.OID(r[2]),
 			rowSecurity: string(r[4]) == "t",
 		}
@@ -87,7 +84,7 @@ func readTables(ctx context.Context, n *node, names []apply.Name) (*catalogue, e
 			t.missing = append(t.missing, pgside.SchemaUsage(t.Schema))
 		}
 		t.firing = string(r[7])
-		cat.tables[apply.Name{Schema: t.Schema, Table: t.Name}] = t
+		cat.tables[t.QualifiedName()] = t
 		byOID[t.oid] = t
 		oids = append(oids, string(r[2]))
 	}
@@ -102,14 +99,14 @@ func readTables(ctx context.Context, n *node, names []apply.Name) (*catalogue, e
 	return cat, nil
 }
 
-func tableKind(relkind []byte) apply.TableKind {
+func tableKind(relkind []byte) catalog.TableKind {
 	switch string(relkind) {
 	case "r":
-		return apply.Heap
+		return catalog.Heap
 	case "p":
-		return apply.PartitionRoot
+		return catalog.PartitionRoot
 	}
-	return apply.OtherKind
+	return catalog.OtherKind
 }
 
 // attrKey finds a column by table and attribute number.
@@ -199,7 +196,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 			return i, i >= 0
 		}
 		columnsOnly := string(r[6]) == "t"
-		u := apply.Unique{
+		u := catalog.Unique{
 			Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
 			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
 			// An index of one partition does not make a row of the root unique.
@@ -262,7 +259,7 @@ type policyRow struct {
 
 // readPolicies reads the placement of the given tables from the coordinator
 // database.
-func (t *Target) readPolicies(ctx context.Context, names []apply.Name) (map[apply.Name]policyRow, error) {
+func (t *Target) readPolicies(ctx context.Context, names []catalog.Name) (map[catalog.Name]policyRow, error) {
 	schemas, tables := nameArrays(names)
 	rows, err := t.co.query(ctx, `
 		SELECT p.schema_name, p.table_name, p.kind, p.numsegments, coalesce(cardinality(p.columns), 0), coalesce(cardinality(p.opclasses), 0)
@@ -270,11 +267,11 @@ func (t *Target) readPolicies(ctx context.Context, names []apply.Name) (map[appl
 	if err != nil {
 		return nil, fail(opCatalogue, t.co.String(), err)
 	}
-	out := map[apply.Name]policyRow{}
+	out := map[catalog.Name]policyRow{}
 	for _, r := range rows {
 		p := policyRow{kind: string(r[2]), numSegments: int(pgside.Atoi(r[3]))}
 		p.columns, p.opclasses = make([]string, pgside.Atoi(r[4])), make([]string, pgside.Atoi(r[5]))
-		out[apply.Name{Schema: string(r[0]), Table: string(r[1])}] = p
+		out[catalog.Name{Schema: string(r[0]), Table: string(r[1])}] = p
 	}
 	rows, err = t.co.query(ctx, `
 		SELECT p.schema_name, p.table_name, x.n, x.c, x.o
@@ -284,7 +281,7 @@ func (t *Target) readPolicies(ctx context.Context, names []apply.Name) (map[appl
 		return nil, fail(opCatalogue, t.co.String(), err)
 	}
 	for _, r := range rows {
-		p := out[apply.Name{Schema: string(r[0]), Table: string(r[1])}]
+		p := out[catalog.Name{Schema: string(r[0]), Table: string(r[1])}]
 		i := int(pgside.Atoi(r[2])) - 1
 		if i >= 0 && i < len(p.columns) {
 			p.columns[i] = string(r[3])

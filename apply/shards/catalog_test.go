@@ -8,11 +8,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // connected returns a Target whose servers are connected, for catalogue tests.
@@ -60,7 +59,7 @@ func TestReadTables(t *testing.T) {
 		ALTER TABLE root ATTACH PARTITION leaf FOR VALUES IN (1);
 		CREATE VIEW looking AS SELECT 1 AS one`)
 	tg := connected(t, testOptions(coordinator, dbs))
-	names := []apply.Name{
+	names := []catalog.Name{
 		{Schema: "Odd.Name", Table: `T"a`},
 		{Schema: "public", Table: "root"},
 		{Schema: "public", Table: "leaf"},
@@ -144,7 +143,7 @@ func TestReadTables(t *testing.T) {
 	}, names4(cat.tables[names[2]])); d != "" {
 		t.Error(d)
 	}
-	for i, k := range []apply.TableKind{apply.Heap, apply.PartitionRoot, apply.Heap, apply.OtherKind} {
+	for i, k := range []catalog.TableKind{catalog.Heap, catalog.PartitionRoot, catalog.Heap, catalog.OtherKind} {
 		if got := cat.tables[names[i]].Kind; got != k {
 			t.Errorf("%s is of kind %d, want %d", names[i], got, k)
 		}
@@ -169,11 +168,11 @@ func sameWords(a, b string) bool {
 
 // sourceTable describes a source table with the given columns, the first being
 // its primary key.
-func sourceTable(name string, cols ...string) source.Table {
-	t := source.Table{Schema: "app", Name: name, Identity: 'd', Policy: router.Policy{Kind: router.Random, NumSegments: 3}}
+func sourceTable(name string, cols ...string) catalog.PublishedTable {
+	t := catalog.PublishedTable{Schema: "app", Name: name, Identity: 'd', Policy: router.Policy{Kind: router.Random, NumSegments: 3}}
 	for i, c := range cols {
 		col, typ, _ := strings.Cut(c, " ")
-		t.Columns = append(t.Columns, source.Column{Name: col, TypeName: typ, Key: i == 0, PrimaryKey: i == 0})
+		t.Columns = append(t.Columns, catalog.PublishedColumn{Name: col, TypeName: typ, Key: i == 0, PrimaryKey: i == 0})
 	}
 	return t
 }
@@ -213,7 +212,7 @@ func TestTableProblems(t *testing.T) {
 		policySQL("narrow", "replicated", "{}", 2)+policySQL("enumkey", "hash", "{id}", 2)+policySQL("badkey", "hash", "{nope}", 2)+
 		policySQL("extra", "random", "{}", 2)+policySQL("view", "random", "{}", 2)+policySQL("gen", "hash", "{id}", 2)+
 		policySQL("differs", "hash", "{id}", 2)+policySQL("once", "hash", "{id}", 2)+policySQL("keys", "hash", "{id}", 2))
-	o.Tables = []source.Table{
+	o.Tables = []catalog.PublishedTable{
 		sourceTable("good", "id integer", "v text"),
 		sourceTable("absent", "id integer"), sourceTable("nopolicy", "id integer"), sourceTable("wide", "id integer"),
 		sourceTable("missingcol", "id integer", "v text"), sourceTable("narrow", "id integer", "v text", "n numeric(8,2)", "j json"),
@@ -285,7 +284,7 @@ func TestPrivileges(t *testing.T) {
 	if err := Prepare(testCtx(t), admin); err != nil {
 		t.Fatal(err)
 	}
-	o.Tables = []source.Table{sourceTable("t", "id integer")}
+	o.Tables = []catalog.PublishedTable{sourceTable("t", "id integer")}
 	check := func() error {
 		t.Helper()
 		tg, err := New(o)

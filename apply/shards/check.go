@@ -10,8 +10,8 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/source"
 )
 
 // Check finds out whether Open would find the target in order, without taking
@@ -67,7 +67,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		t.engine = f()
 		return nil
 	}
-	var names []apply.Name
+	var names []catalog.Name
 	for i := range t.opts.Tables {
 		names = append(names, t.opts.Names.Candidates(&t.opts.Tables[i])...)
 	}
@@ -84,9 +84,9 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	tables := map[apply.Name]*apply.Table{}
-	bad := map[apply.Name]bool{}
-	var usable []source.Table
+	tables := map[catalog.Name]*catalog.Table{}
+	bad := map[catalog.Name]bool{}
+	var usable []catalog.PublishedTable
 	for i := range t.opts.Tables {
 		src := &t.opts.Tables[i]
 		name, ok := firstFound(t.opts.Names.Candidates(src), cats)
@@ -115,7 +115,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		}
 		usable = append(usable, *src)
 	}
-	list := make([]*apply.Table, 0, len(tables))
+	list := make([]*catalog.Table, 0, len(tables))
 	for _, name := range names {
 		if table := tables[name]; table != nil {
 			list = append(list, table)
@@ -141,7 +141,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 }
 
 // firstFound returns the first of names that any shard has.
-func firstFound(names []apply.Name, cats []*catalogue) (apply.Name, bool) {
+func firstFound(names []catalog.Name, cats []*catalogue) (catalog.Name, bool) {
 	for _, name := range names {
 		for _, c := range cats {
 			if c.tables[name] != nil {
@@ -149,16 +149,16 @@ func firstFound(names []apply.Name, cats []*catalogue) (apply.Name, bool) {
 			}
 		}
 	}
-	return apply.Name{}, false
+	return catalog.Name{}, false
 }
 
-func tableProblem(name apply.Name, hint, format string, args ...any) error {
+func tableProblem(name catalog.Name, hint, format string, args ...any) error {
 	return &dtx.Error{Op: opCatalogue, Relation: name.String(), Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
 }
 
 // checkTable compares a table between the shards that hold it, and reports what
 // stands in the way of writing to it. It returns the table as shard 0 has it.
-func (t *Target) checkTable(name apply.Name, cats []*catalogue, policies map[apply.Name]policyRow) (*apply.Table, []error) {
+func (t *Target) checkTable(name catalog.Name, cats []*catalogue, policies map[catalog.Name]policyRow) (*catalog.Table, []error) {
 	p, ok := policies[name]
 	if !ok {
 		return nil, []error{tableProblem(name,
@@ -200,7 +200,7 @@ func (t *Target) checkTable(name apply.Name, cats []*catalogue, policies map[app
 }
 
 // checkAccess reports missing privileges and what would fire on a shard.
-func (t *Target) checkAccess(name apply.Name, n *node, f *foundTable) []error {
+func (t *Target) checkAccess(name catalog.Name, n *node, f *foundTable) []error {
 	errs := pgside.CheckAccess(opCatalogue, f.Table, n.facts.role, " on the "+n.String(), f.missing, f.rowSecurity)
 	if f.firing != "" && !n.facts.replicaRole {
 		hint := "Run the daemon as a superuser, or ALTER TABLE ... DISABLE TRIGGER"

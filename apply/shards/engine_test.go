@@ -15,12 +15,12 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // memRows holds parts in memory, by spool id.
@@ -131,7 +131,7 @@ func TestEngine(t *testing.T) {
 		execSQL(t, dsn, "CREATE SCHEMA app; CREATE TABLE app.item (id int PRIMARY KEY, v text)")
 	}
 	execSQL(t, coordinator, policySQL("item", "hash", "{id}", 3))
-	o.Tables = []source.Table{sourceTable("item", "id integer", "v text")}
+	o.Tables = []catalog.PublishedTable{sourceTable("item", "id integer", "v text")}
 	tg, err := New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -216,7 +217,7 @@ func readCounts(res *pgconn.Result) apply.Found {
 }
 
 // Truncate empties tables.
-func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*apply.Table, restartIdentity bool) error {
+func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
 	conn, _, err := e.conn(ctx, seg)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgbinary"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -23,7 +24,7 @@ import (
 // shard.
 type checkedTypes struct {
 	tx     uint64
-	tables []*apply.Table
+	tables []*catalog.Table
 }
 
 // copyBinary inserts rows in binary form.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/router"
@@ -140,7 +141,7 @@ func TestMirrorBinaryRefused(t *testing.T) {
 	typ, _ := router.BuiltinType(23)
 	m.tg.tried = batchID{m.tg.epoch, b.Seq}
 	_, err := m.tg.backend.Copy(t.Context(), 0, &apply.CopyOp{
-		Table: &apply.Table{Schema: "app", Name: "t", Kind: apply.Heap, Columns: []apply.Column{{Name: "id", Type: typ}}},
+		Table: &catalog.Table{Schema: "app", Name: "t", Kind: catalog.Heap, Columns: []catalog.Column{{Name: "id", Type: typ}}},
 		Cols:  []int{0}, Data: append([]byte("PGCOPY\n\xff\r\n\x00"), "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x07"...), Binary: true, Rows: 1,
 	})
 	dtxtest.WantError(t, err, dtx.ClassRetry, "report it", "08P01")

@@ -10,6 +10,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
@@ -73,21 +74,21 @@ func TestDeleteByList(t *testing.T) {
 	typ, _ := router.BuiltinType(23)
 	for _, c := range []struct {
 		name string
-		kind apply.TableKind
+		kind catalog.TableKind
 		n    int
 		keys []int
 		want bool
 	}{
-		{"many", apply.Heap, preparedRows + 1, []int{0}, true},
-		{"few, prepared", apply.Heap, preparedRows, []int{0}, false},
-		{"partitions", apply.PartitionRoot, preparedRows + 1, []int{0}, false},
-		{"two columns", apply.Heap, preparedRows + 1, []int{0, 1}, false},
-		{"not unique", apply.Heap, preparedRows + 1, []int{1}, false},
+		{"many", catalog.Heap, preparedRows + 1, []int{0}, true},
+		{"few, prepared", catalog.Heap, preparedRows, []int{0}, false},
+		{"partitions", catalog.PartitionRoot, preparedRows + 1, []int{0}, false},
+		{"two columns", catalog.Heap, preparedRows + 1, []int{0, 1}, false},
+		{"not unique", catalog.Heap, preparedRows + 1, []int{1}, false},
 	} {
-		table := &apply.Table{
+		table := &catalog.Table{
 			Schema: "app", Name: "t", Kind: c.kind,
-			Columns: []apply.Column{{Name: "id", Type: typ, CastType: `"pg_catalog"."int4"`}, {Name: "n", Type: typ, CastType: `"pg_catalog"."int4"`}},
-			Uniques: []apply.Unique{{Columns: []int{0}, Plain: true, Primary: true}},
+			Columns: []catalog.Column{{Name: "id", Type: typ, CastType: `"pg_catalog"."int4"`}, {Name: "n", Type: typ, CastType: `"pg_catalog"."int4"`}},
+			Uniques: []catalog.Unique{{Columns: []int{0}, Plain: true, Primary: true}},
 		}
 		op := &apply.DeleteOp{Table: table, N: c.n, Keys: apply.Set{Cols: c.keys}}
 		for range c.keys {

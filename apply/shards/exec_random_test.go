@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // randomTable is a table of a random history.
@@ -195,7 +195,7 @@ func TestMirrorRandom(t *testing.T) {
 		for i := range 1 + h.draw("tables", 3) {
 			h.create(i, shards)
 		}
-		m.tables = map[string]*source.Table{}
+		m.tables = map[string]*catalog.PublishedTable{}
 		m.readTables(mirrorConfig{})
 		delete(m.tables, "app.unused")
 		m.o.Engine = apply.Options{

@@ -11,6 +11,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
@@ -85,7 +86,7 @@ type namedSet struct {
 // which takes each page for a random read, would rather hash the whole table
 // from a few thousand keys on. A comparison with an array of one value can use
 // an index and nothing else.
-func (q *query) keysMatch(t *apply.Table, keys apply.Set) {
+func (q *query) keysMatch(t *catalog.Table, keys apply.Set) {
 	indexed := pgside.IndexedKeys(t, keys.Cols)
 	q.keyed = indexed
 	for i, c := range keys.Cols {
@@ -104,7 +105,7 @@ func (q *query) keysMatch(t *apply.Table, keys apply.Set) {
 
 // same is a condition: column c prints as the value does, NULL as NULL. The
 // session prints floating-point values exactly.
-func same(t *apply.Table, c int, v string) string {
+func same(t *catalog.Table, c int, v string) string {
 	col, val := pgside.Operand(t, c, "t"), pgside.Cast(t, c, v)
 	if pgside.Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
@@ -113,7 +114,7 @@ func same(t *apply.Table, c int, v string) string {
 }
 
 // allSame is a condition: the row does not differ from s in any column.
-func (q *query) allSame(t *apply.Table, s apply.Set, name string) {
+func (q *query) allSame(t *catalog.Table, s apply.Set, name string) {
 	for i, c := range s.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
@@ -153,7 +154,7 @@ SELECT c.n, m.n, m.list FROM c, LATERAL (
 }
 
 // returning writes the columns that a delete answers with.
-func (q *query) returning(t *apply.Table, ordinal string, fetch []int) {
+func (q *query) returning(t *catalog.Table, ordinal string, fetch []int) {
 	q.WriteString(" RETURNING " + ordinal)
 	for _, c := range fetch {
 		q.WriteString(", t." + pgside.Column(t, c))
@@ -193,7 +194,7 @@ func (q *query) deleteByKey(op *apply.DeleteOp, fetched bool) {
 // partitioned table, which has many that may be small, is joined.
 func (q *query) deleteByList(op *apply.DeleteOp) bool {
 	t := op.Table
-	if op.N <= preparedRows || t.Kind != apply.Heap || len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 ||
+	if op.N <= preparedRows || t.Kind != catalog.Heap || len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 ||
 		!pgside.UniqueKeys(t, op.Keys.Cols) {
 		return false
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 )
@@ -185,7 +186,7 @@ func TestMirrorNames(t *testing.T) {
 			CREATE TABLE two.a (id int PRIMARY KEY, v text)`,
 		names: apply.NameMap{
 			Schemas: map[string]string{"app": "New"},
-			Tables:  map[apply.Name]apply.Name{{Schema: "app", Table: "b"}: {Schema: "two", Table: "b2"}},
+			Tables:  map[catalog.Name]catalog.Name{{Schema: "app", Table: "b"}: {Schema: "two", Table: "b2"}},
 		},
 		policies: map[string]string{"New.a": "hash id", "two.b2": "replicated", "two.a": "hash id"},
 	})

@@ -11,10 +11,10 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // mirror replicates real databases into real shards without a daemon: what the
@@ -33,7 +33,7 @@ type mirror struct {
 	seq      uint64
 	gxid     dtx.GXID
 	spool    dtx.SpoolID
-	tables   map[string]*source.Table
+	tables   map[string]*catalog.PublishedTable
 	// together makes the i-th transactions of all sources one dtx.
 	together bool
 	// unchanged counts unchanged TOAST values decoded.
@@ -56,7 +56,7 @@ type mirrorConfig struct {
 
 func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 	t.Helper()
-	m := &mirror{t: t, rows: memRows{}, tables: map[string]*source.Table{}, sessions: map[string]*pgconn.PgConn{}}
+	m := &mirror{t: t, rows: memRows{}, tables: map[string]*catalog.PublishedTable{}, sessions: map[string]*pgconn.PgConn{}}
 	if c.targetDDL == "" {
 		c.targetDDL = c.ddl
 	}
@@ -195,7 +195,7 @@ func (m *mirror) readTables(c mirrorConfig) {
 		name := r[0] + "." + r[1]
 		st := m.tables[name]
 		if st == nil {
-			st = &source.Table{
+			st = &catalog.PublishedTable{
 				Schema: r[0], Name: r[1], Identity: pgoutput.ReplicaIdentity(r[2][0]), Root: r[9], Deferrable: r[10] == "t",
 				Policy: router.Policy{Kind: router.Hash, NumSegments: len(m.src)},
 			}
@@ -207,7 +207,7 @@ func (m *mirror) readTables(c mirrorConfig) {
 			}
 			m.tables[name] = st
 		}
-		st.Columns = append(st.Columns, source.Column{
+		st.Columns = append(st.Columns, catalog.PublishedColumn{
 			Name: r[3], TypeOID: pgside.OID([]byte(r[4])), TypeName: r[5],
 			Generated: r[6] != "", PrimaryKey: r[7] == "t", Key: r[8] == "t" || r[2] == "f",
 		})
@@ -216,7 +216,7 @@ func (m *mirror) readTables(c mirrorConfig) {
 	for _, st := range m.tables {
 		m.o.Tables = append(m.o.Tables, *st)
 	}
-	slices.SortFunc(m.o.Tables, func(a, b source.Table) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(m.o.Tables, func(a, b catalog.PublishedTable) int { return strings.Compare(a.String(), b.String()) })
 }
 
 func queryRows2(t testing.TB, dsn, sql string) [][]string {
@@ -381,12 +381,12 @@ func (m *mirror) must(sql ...string) apply.Result {
 func (m *mirror) check() {
 	m.t.Helper()
 	for name, st := range m.tables {
-		tgt := m.o.Names.Target(apply.Name{Schema: st.Schema, Table: st.Name})
+		tgt := m.o.Names.Target(st.QualifiedName())
 		m.compare(st, tgt, m.sourceRows(name), m.selectList(st))
 	}
 }
 
-func (m *mirror) selectList(st *source.Table) string {
+func (m *mirror) selectList(st *catalog.PublishedTable) string {
 	var cols []string
 	for _, c := range st.Columns {
 		cols = append(cols, pgside.QuoteIdent(c.Name)+"::text")
@@ -414,7 +414,7 @@ func (m *mirror) sourceRows(name string) []string {
 }
 
 // compare checks rows and places of a target table.
-func (m *mirror) compare(st *source.Table, tgt apply.Name, want []string, list string) {
+func (m *mirror) compare(st *catalog.PublishedTable, tgt catalog.Name, want []string, list string) {
 	m.t.Helper()
 	engine := m.policyOf(tgt)
 	var got []string
@@ -443,7 +443,7 @@ func (m *mirror) compare(st *source.Table, tgt apply.Name, want []string, list s
 	}
 }
 
-func (m *mirror) checkPlaces(tgt apply.Name, shard int, dsn, only string, p router.Policy) {
+func (m *mirror) checkPlaces(tgt catalog.Name, shard int, dsn, only string, p router.Policy) {
 	m.t.Helper()
 	r, err := router.New(p)
 	if err != nil {
@@ -469,14 +469,14 @@ func (m *mirror) checkPlaces(tgt apply.Name, shard int, dsn, only string, p rout
 }
 
 // policyOf reads a target table's policy as the target does.
-func (m *mirror) policyOf(name apply.Name) router.Policy {
+func (m *mirror) policyOf(name catalog.Name) router.Policy {
 	m.t.Helper()
 	ctx := context.Background()
-	rows, err := m.tg.readPolicies(ctx, []apply.Name{name})
+	rows, err := m.tg.readPolicies(ctx, []catalog.Name{name})
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	cat, err := readTables(ctx, m.tg.shards[0], []apply.Name{name})
+	cat, err := readTables(ctx, m.tg.shards[0], []catalog.Name{name})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -495,9 +495,9 @@ func clip(rows []string) string {
 	return s
 }
 
-func nameOf(schema, table string) apply.Name { return apply.Name{Schema: schema, Table: table} }
+func nameOf(schema, table string) catalog.Name { return catalog.Name{Schema: schema, Table: table} }
 
-func renamed(t source.Table, schema, name string) *source.Table {
+func renamed(t catalog.PublishedTable, schema, name string) *catalog.PublishedTable {
 	t.Schema, t.Name = schema, name
 	return &t
 }

@@ -10,7 +10,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
-	"cbrepl/source"
+	"cbrepl/catalog"
 )
 
 const (
@@ -35,7 +35,7 @@ type Options struct {
 	// Tables are the source's published tables; each must have its table on the
 	// target, found by Names. Engine bounds the memory of applying and says what
 	// happens on conflicts.
-	Tables []source.Table
+	Tables []catalog.PublishedTable
 	Names  apply.NameMap
 	Engine apply.Options
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -56,7 +57,7 @@ func (p placed) DeleteImages(ctx context.Context, seg dtx.Content, op *apply.Ima
 	return f, p.name(seg, err)
 }
 
-func (p placed) Truncate(ctx context.Context, seg dtx.Content, tables []*apply.Table, restartIdentity bool) error {
+func (p placed) Truncate(ctx context.Context, seg dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
 	ctx, cancel := context.WithTimeout(ctx, p.limit)
 	defer cancel()
 	return p.name(seg, p.Backend.Truncate(ctx, seg, tables, restartIdentity))

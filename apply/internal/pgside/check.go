@@ -6,15 +6,14 @@ import (
 	"strconv"
 	"strings"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/source"
 )
 
 // CheckAccess reports what keeps a role from reading and writing all rows of a
 // table: missing are the privileges that it lacks, where is " on the SERVER", or
 // empty where there is one server only.
-func CheckAccess(op string, t *apply.Table, role, where string, missing []string, rowSecurity bool) []error {
+func CheckAccess(op string, t *catalog.Table, role, where string, missing []string, rowSecurity bool) []error {
 	var errs []error
 	add := func(hint, msg string) {
 		errs = append(errs, &dtx.Error{Op: op, Relation: t.String(), Msg: msg, Hint: hint, Class: dtx.ClassStop})
@@ -40,7 +39,7 @@ func SchemaUsage(schema string) string { return "USAGE on schema " + schema }
 // typeNames are the target's types as format_type prints them, baseNames the same
 // with domains looked through, both by column of t. Missing columns are the
 // engine's to report.
-func CheckTypes(op, hint string, src *source.Table, t *apply.Table, typeNames, baseNames []string) []error {
+func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table, typeNames, baseNames []string) []error {
 	var errs []error
 	for i := range src.Columns {
 		col := &src.Columns[i]

@@ -5,18 +5,17 @@ import (
 	"strings"
 	"testing"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
-	"cbrepl/source"
 )
 
 // A column is judged by what its domain is over, and fits too where both sides
 // have the domain.
 func TestCheckTypes(t *testing.T) {
-	tab := &apply.Table{Schema: "app", Name: "t"}
+	tab := &catalog.Table{Schema: "app", Name: "t"}
 	var typeNames, baseNames []string
-	src := &source.Table{Schema: "app", Name: "s"}
+	src := &catalog.PublishedTable{Schema: "app", Name: "s"}
 	for _, c := range []struct {
 		name, src, dst, base string
 		generated            bool
@@ -29,11 +28,11 @@ func TestCheckTypes(t *testing.T) {
 		{name: "other_domain", src: "app.positive", dst: "app.negative", base: "integer"},
 		{name: "narrow", src: "bigint", dst: "app.positive", base: "integer"},
 	} {
-		src.Columns = append(src.Columns, source.Column{Name: c.name, TypeName: c.src})
-		tab.Columns = append(tab.Columns, apply.Column{Name: c.name, Generated: c.generated})
+		src.Columns = append(src.Columns, catalog.PublishedColumn{Name: c.name, TypeName: c.src})
+		tab.Columns = append(tab.Columns, catalog.Column{Name: c.name, Generated: c.generated})
 		typeNames, baseNames = append(typeNames, c.dst), append(baseNames, c.base)
 	}
-	src.Columns = append(src.Columns, source.Column{Name: "missing", TypeName: "integer"})
+	src.Columns = append(src.Columns, catalog.PublishedColumn{Name: "missing", TypeName: "integer"})
 	errs := CheckTypes("check target tables", "mend it", src, tab, typeNames, baseNames)
 	if len(errs) != 2 || !strings.Contains(errs[0].Error(), `column "other_domain" is app.positive on the source table app.s and app.negative`) ||
 		!strings.Contains(errs[1].Error(), `column "narrow"`) || !strings.Contains(errs[1].Error(), "table app.t") || dtx.ClassOf(errs[0]) != dtx.ClassStop {
@@ -43,7 +42,7 @@ func TestCheckTypes(t *testing.T) {
 
 // Hints are statements that can be run as they stand.
 func TestCheckAccess(t *testing.T) {
-	tab := &apply.Table{Schema: "app", Name: "T"}
+	tab := &catalog.Table{Schema: "app", Name: "T"}
 	if errs := CheckAccess("check", tab, "r", "", nil, false); len(errs) != 0 {
 		t.Error(errs)
 	}
@@ -143,17 +142,17 @@ func TestReadTypes(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
-	tab := func(u apply.Unique) *apply.Table { return &apply.Table{Uniques: []apply.Unique{u}} }
+	tab := func(u catalog.Unique) *catalog.Table { return &catalog.Table{Uniques: []catalog.Unique{u}} }
 	for _, c := range []struct {
-		u               apply.Unique
+		u               catalog.Unique
 		indexed, unique bool
 	}{
-		{apply.Unique{Columns: []int{2, 1}, Plain: true}, true, true},
-		{apply.Unique{Columns: []int{1}, Plain: true, Deferrable: true}, true, false},
-		{apply.Unique{Columns: []int{1, 3}, Plain: true}, false, false},
-		{apply.Unique{Columns: []int{1}}, false, false},
-		{apply.Unique{Plain: true}, false, false},
-		{apply.Unique{Columns: []int{1}, Plain: true, Exclusion: true}, false, false},
+		{catalog.Unique{Columns: []int{2, 1}, Plain: true}, true, true},
+		{catalog.Unique{Columns: []int{1}, Plain: true, Deferrable: true}, true, false},
+		{catalog.Unique{Columns: []int{1, 3}, Plain: true}, false, false},
+		{catalog.Unique{Columns: []int{1}}, false, false},
+		{catalog.Unique{Plain: true}, false, false},
+		{catalog.Unique{Columns: []int{1}, Plain: true, Exclusion: true}, false, false},
 	} {
 		if i, u := IndexedKeys(tab(c.u), []int{1, 2}), UniqueKeys(tab(c.u), []int{1, 2}); i != c.indexed || u != c.unique {
 			t.Errorf("%+v: indexed %t, unique %t", c.u, i, u)
@@ -162,12 +161,12 @@ func TestKeys(t *testing.T) {
 }
 
 func TestSQL(t *testing.T) {
-	heap := &apply.Table{Schema: "a", Name: `t"1`, Kind: apply.Heap, Columns: []apply.Column{{Name: "x"}, {Name: "Y"}}}
-	root := &apply.Table{Schema: "a", Name: "p", Kind: apply.PartitionRoot}
+	heap := &catalog.Table{Schema: "a", Name: `t"1`, Kind: catalog.Heap, Columns: []catalog.Column{{Name: "x"}, {Name: "Y"}}}
+	root := &catalog.Table{Schema: "a", Name: "p", Kind: catalog.PartitionRoot}
 	if got, want := CopySQL(heap, []int{1, 0}), `COPY "a"."t""1" ("Y", "x") FROM STDIN`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if got, want := TruncateSQL([]*apply.Table{heap, root}, true), `TRUNCATE ONLY "a"."t""1", "a"."p" RESTART IDENTITY`; got != want {
+	if got, want := TruncateSQL([]*catalog.Table{heap, root}, true), `TRUNCATE ONLY "a"."t""1", "a"."p" RESTART IDENTITY`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

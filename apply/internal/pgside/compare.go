@@ -4,17 +4,17 @@ import (
 	"slices"
 	"strings"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/router"
 )
 
 // Column names a column of t for SQL.
-func Column(t *apply.Table, c int) string { return QuoteIdent(t.Columns[c].Name) }
+func Column(t *catalog.Table, c int) string { return QuoteIdent(t.Columns[c].Name) }
 
 // Operand names a row's column (row names the table) where it is compared with a
 // cast value. A domain over an enum has no operators of its own, and the enum's,
 // which are polymorphic, do not take it.
-func Operand(t *apply.Table, c int, row string) string {
+func Operand(t *catalog.Table, c int, row string) string {
 	col := &t.Columns[c]
 	out := row + "." + Column(t, c)
 	if col.Type != nil && col.Type.Kind == router.DomainType {
@@ -26,12 +26,12 @@ func Operand(t *apply.Table, c int, row string) string {
 }
 
 // TableName names a table for SQL.
-func TableName(t *apply.Table) string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }
+func TableName(t *catalog.Table) string { return QuoteIdent(t.Schema) + "." + QuoteIdent(t.Name) }
 
 // Only names a table without those that inherit from it. The partitions of a
 // partitioned table are the table itself.
-func Only(t *apply.Table) string {
-	if t.Kind == apply.PartitionRoot {
+func Only(t *catalog.Table) string {
+	if t.Kind == catalog.PartitionRoot {
 		return TableName(t)
 	}
 	return "ONLY " + TableName(t)
@@ -39,11 +39,11 @@ func Only(t *apply.Table) string {
 
 // Cast is a value as the column's type. Casting is per value: that takes any
 // type, arrays of arrays included, exactly as its input function does.
-func Cast(t *apply.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
+func Cast(t *catalog.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
 
 // Equals is the equality operator of a column's type. The search path holds
 // pg_catalog only; a type of another schema has its operator there, too.
-func Equals(c *apply.Column) string {
+func Equals(c *catalog.Column) string {
 	schema, _, _ := strings.Cut(strings.ReplaceAll(c.CastType, `"`, ""), ".")
 	if schema == "pg_catalog" || c.Type.Base() == nil || c.Type.Base().Kind != router.BaseType {
 		return "="
@@ -66,7 +66,7 @@ var hashedTypes = map[uint32]bool{700: true, 701: true, 1186: true, 1700: true, 
 
 // Exact reports whether the values of a column are equal exactly when they print
 // alike.
-func Exact(c *apply.Column) bool {
+func Exact(c *catalog.Column) bool {
 	t := c.Type.Base()
 	if t == nil || c.Nondeterministic {
 		return false
@@ -76,7 +76,7 @@ func Exact(c *apply.Column) bool {
 
 // Hashed reports whether values of a column that print alike are equal by an
 // operator that a hash join can use; xid and cid have none before PostgreSQL 14.
-func Hashed(c *apply.Column) bool {
+func Hashed(c *catalog.Column) bool {
 	t := c.Type.Base()
 	if t == nil {
 		return false
@@ -93,7 +93,7 @@ func AsText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLAT
 // Printed is an expression that is equal for two values of a column exactly when
 // they print alike. Floating-point values are taken in their binary form: how many
 // digits they print is a setting that worker processes of a cluster may not share.
-func Printed(c *apply.Column, expr string) string {
+func Printed(c *catalog.Column, expr string) string {
 	if f := sendFunction(c.Type); f != "" {
 		return "pg_catalog." + f + "(" + expr + ")"
 	}
@@ -143,7 +143,7 @@ func hasFloats(t *router.Type) bool {
 
 // Same is a condition: the row's column (row names the table) prints as the
 // value does, NULL as NULL.
-func Same(t *apply.Table, c int, row, v string) string {
+func Same(t *catalog.Table, c int, row, v string) string {
 	col, val := Operand(t, c, row), Cast(t, c, v)
 	if Exact(&t.Columns[c]) {
 		return col + " IS NOT DISTINCT FROM " + val
@@ -152,19 +152,19 @@ func Same(t *apply.Table, c int, row, v string) string {
 }
 
 // UniqueKeys reports whether no two rows can match one key.
-func UniqueKeys(t *apply.Table, cols []int) bool {
-	return slices.ContainsFunc(t.Uniques, func(u apply.Unique) bool { return !u.Deferrable && within(&u, cols) })
+func UniqueKeys(t *catalog.Table, cols []int) bool {
+	return slices.ContainsFunc(t.Uniques, func(u catalog.Unique) bool { return !u.Deferrable && within(&u, cols) })
 }
 
 // IndexedKeys reports whether a unique index finds the row of a key; one of a
 // deferrable constraint can find several.
-func IndexedKeys(t *apply.Table, cols []int) bool {
-	return slices.ContainsFunc(t.Uniques, func(u apply.Unique) bool { return within(&u, cols) })
+func IndexedKeys(t *catalog.Table, cols []int) bool {
+	return slices.ContainsFunc(t.Uniques, func(u catalog.Unique) bool { return within(&u, cols) })
 }
 
 // within reports whether a unique index is over some of the columns and nothing
 // else.
-func within(u *apply.Unique, cols []int) bool {
+func within(u *catalog.Unique, cols []int) bool {
 	if !u.Plain || u.Exclusion || len(u.Columns) == 0 {
 		return false
 	}

@@ -3,11 +3,11 @@ package pgside
 import (
 	"strings"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 )
 
 // CopySQL is the COPY of some columns into a table.
-func CopySQL(t *apply.Table, cols []int) string {
+func CopySQL(t *catalog.Table, cols []int) string {
 	names := make([]string, len(cols))
 	for i, c := range cols {
 		names[i] = Column(t, c)
@@ -17,7 +17,7 @@ func CopySQL(t *apply.Table, cols []int) string {
 
 // TruncateSQL empties tables. Plain tables are named with ONLY: the source lists
 // each table of an inheritance tree that it emptied.
-func TruncateSQL(tables []*apply.Table, restartIdentity bool) string {
+func TruncateSQL(tables []*catalog.Table, restartIdentity bool) string {
 	names := make([]string, len(tables))
 	for i, t := range tables {
 		names[i] = Only(t)

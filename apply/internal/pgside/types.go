@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -178,9 +178,9 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 // r that tell which it is: attname, atttypid, attnotnull, atthasdef, attidentity,
 // attgenerated, its type as format_type prints it, and whether its collation is
 // nondeterministic. printed is that type, base the same with domains looked through.
-func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c apply.Column, printed, base string) {
+func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c catalog.Column, printed, base string) {
 	ty := types[OID(r[3])]
-	c = apply.Column{
+	c = catalog.Column{
 		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
 		NotNull:          string(r[4]) == "t" || ty.NotNull,
 		Generated:        string(r[7]) != "",

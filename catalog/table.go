@@ -1,7 +1,6 @@
-package apply
+package catalog
 
 import (
-	"cbrepl/dtx"
 	"cbrepl/router"
 )
 
@@ -82,6 +81,9 @@ type Unique struct {
 // String prints schema.name.
 func (t *Table) String() string { return t.Schema + "." + t.Name }
 
+// QualifiedName returns the table's name with its schema.
+func (t *Table) QualifiedName() Name { return Name{t.Schema, t.Name} }
+
 // Column returns the index of the column of that name, or -1.
 func (t *Table) Column(name string) int {
 	for i := range t.Columns {
@@ -100,6 +102,3 @@ func (t *Table) ColumnNames(cols []int) []string {
 	}
 	return out
 }
-
-// ServerPlaced is the only segment of a target whose server places the rows.
-const ServerPlaced = dtx.Coordinator
