@@ -31,9 +31,7 @@ func (c Content) String() string { return strconv.Itoa(int(c)) }
 // LSN is a position in the write-ahead log of one node.
 type LSN uint64
 
-// MaxLSN lies behind every position a server can report. In a dedup entry it
-// stands for a message whose position is not known because it has not been
-// read yet.
+// MaxLSN is beyond every position a server can report.
 const MaxLSN = LSN(^uint64(0))
 
 // String prints the position as PostgreSQL does: X/X in upper-case hexadecimal.
@@ -150,8 +148,7 @@ func SortPositions(ps []Position) {
 }
 
 // DedupEntry remembers an applied dtx while any of its messages can still be
-// delivered again. Pending holds the stream position of every such message;
-// MaxLSN where the message (a one-phase marker) has not been read yet.
+// delivered again. Pending holds the stream position of every such message.
 type DedupEntry struct {
 	GXID    GXID
 	Pending []Position

@@ -229,7 +229,7 @@ func lateMarkers(t *testing.T, f *features) {
 	if n := f.src.HeldMarkers(); n < 10 {
 		t.Fatalf("%d markers are held back", n)
 	}
-	// The next life knows them only from the dedup set.
+	// The next life reads markers of parts that an earlier one applied.
 	f.must(f.d.end())
 	inner := f.t
 	f.t = f.outer // the new life outlasts this test

@@ -8,19 +8,7 @@ import (
 )
 
 // dedupState is an applied dtx some of whose messages may be delivered again.
-type dedupState struct {
-	// pending counts those messages. marker is set while one of them is a
-	// one-phase marker that has not been read.
-	pending int
-	marker  bool
-	// recordedMax is set while the target's entry has MaxLSN for the marker.
-	// When the coordinator's safe LSN passes the marker, the entry must be dropped
-	// or rewritten in the same batch: the marker will not be delivered again, and
-	// an entry that waits for it would stay for good. rest is the message that
-	// the rewritten entry still waits for.
-	recordedMax bool
-	rest        []dtx.Position
-}
+type dedupState struct{ pending int } // how many of them
 
 // awaitedMsg is a message of an applied dtx ahead of the safe LSN.
 type awaitedMsg struct {
@@ -61,11 +49,7 @@ func (s *stream) passed(lsn dtx.LSN, dst []awaitedMsg) []awaitedMsg {
 // have delivered again.
 func (e *Engine) pendingMessages(d *txn, safe []dtx.LSN) []dtx.Position {
 	var out []dtx.Position
-	coord := e.streams[0]
-	switch {
-	case !d.hasRec: // a one-phase marker still to come
-		out = append(out, dtx.Position{Content: dtx.Coordinator, LSN: dtx.MaxLSN})
-	case d.rec.EndLSN > safe[coord.pos]:
+	if d.hasRec && d.rec.EndLSN > safe[0] {
 		out = append(out, dtx.Position{Content: dtx.Coordinator, LSN: d.rec.EndLSN})
 	}
 	for i := range d.parts {
@@ -78,44 +62,35 @@ func (e *Engine) pendingMessages(d *txn, safe []dtx.LSN) []dtx.Position {
 	return out
 }
 
-// remember puts an applied dtx into the dedup set. d is nil at start.
-func (e *Engine) remember(en dtx.DedupEntry, d *txn) error {
+// remember puts an applied dtx into the dedup set.
+func (e *Engine) remember(en dtx.DedupEntry) error {
 	if e.dedup[en.GXID] != nil {
 		return fmt.Errorf("merge: gxid %d is in the dedup set twice", en.GXID)
 	}
-	st := &dedupState{pending: len(en.Pending)}
 	for _, p := range en.Pending {
 		s := e.stream(p.Content)
 		if s == nil {
 			return fmt.Errorf("merge: the dedup entry of gxid %d names content %d, which the source does not have", en.GXID, p.Content)
 		}
-		if p.LSN == dtx.MaxLSN {
-			st.recordedMax = true
-		} else {
-			st.rest = append(st.rest, p)
-		}
-		switch {
-		case p.LSN != dtx.MaxLSN:
-			s.await(p.LSN, en.GXID)
-		case d != nil && d.hasRec: // the marker was read while the batch was under way
-			s.await(d.rec.EndLSN, en.GXID)
-		default:
-			st.marker = true
-		}
+		s.await(p.LSN, en.GXID)
 	}
-	e.dedup[en.GXID] = st
+	e.dedup[en.GXID] = &dedupState{pending: len(en.Pending)}
 	return nil
 }
 
 // restoreDedup takes an entry read from the target. The entry lists what was
 // pending when the dtx was applied; the recorded positions may have passed
-// some of it since.
+// some of it since. MaxLSN stands for a marker, for which nothing waits.
 func (e *Engine) restoreDedup(en dtx.DedupEntry) error {
 	live := dtx.DedupEntry{GXID: en.GXID}
 	for _, p := range en.Pending {
-		if s := e.stream(p.Content); s == nil || p.LSN > s.safe {
+		if s := e.stream(p.Content); s == nil || p.LSN > s.safe && p.LSN < dtx.MaxLSN {
 			live.Pending = append(live.Pending, p)
 		}
 	}
-	return e.remember(live, nil)
+	if len(live.Pending) == 0 {
+		e.stale = append(e.stale, en.GXID)
+		return nil
+	}
+	return e.remember(live)
 }

@@ -7,7 +7,7 @@
 //
 //	O1  A dtx is released only when its commit record has been read and every
 //	    participant it names has delivered its part. A one-phase part is
-//	    complete in itself; its marker may come later and is then matched.
+//	    complete in itself: nothing waits for its marker.
 //	O2  The two-phase dtxs released so far are always a prefix of the record
 //	    order.
 //	O3  A two-phase dtx is released together with or after every one-phase part
@@ -35,6 +35,11 @@ type Options struct {
 	Positions []dtx.Position
 	// Dedup is the recorded dedup set.
 	Dedup []dtx.DedupEntry
+	// MarkersFrom is when this life began: one-phase markers of later commits are
+	// followed, to report parts that do not come. The parts of older ones may have
+	// been applied by an earlier life. 0 follows none, for a source that writes no
+	// markers.
+	MarkersFrom dtx.PGTime
 }
 
 type txnState uint8
@@ -108,6 +113,10 @@ type Engine struct {
 	orderBase int
 	orderHead int
 
+	markersFrom dtx.PGTime
+	// stale lists entries of the recorded dedup set that nothing needs any more.
+	stale []dtx.GXID
+
 	closure closure
 	// dirty lists streams whose front may be a one-phase part.
 	dirty []*stream
@@ -119,7 +128,7 @@ type Engine struct {
 
 // New returns an engine that expects every stream to resume at its position.
 func New(o Options) (*Engine, error) {
-	e := &Engine{txns: map[dtx.GXID]*txn{}, dedup: map[dtx.GXID]*dedupState{}}
+	e := &Engine{txns: map[dtx.GXID]*txn{}, dedup: map[dtx.GXID]*dedupState{}, markersFrom: o.MarkersFrom}
 	cs := append([]dtx.Content{dtx.Coordinator}, o.Contents...)
 	slices.Sort(cs)
 	for i, c := range cs {
@@ -188,7 +197,8 @@ func (e *Engine) Add(ev dtx.Event) error {
 	case dtx.EventRecord:
 		return e.addRecord(s, &ev)
 	case dtx.EventPosition:
-		s.addPosition(ev.LSN)
+		s.debt.settle()
+		s.addPosition(entry{lsn: ev.LSN})
 	case dtx.EventHold:
 		s.holds = append(s.holds, hold{id: ev.Hold, lsn: ev.LSN, end: dtx.MaxLSN})
 	case dtx.EventUnhold:
@@ -237,6 +247,9 @@ func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 	if d.kind == dtx.OnePhase {
 		s.onePhase = append(s.onePhase, idx)
 		e.markDirty(s)
+		if e.markersFrom != 0 {
+			s.debt.addPart(&p)
+		}
 	}
 	s.tieHold(ev.Hold, ev.LSN)
 	e.n.Parts++
@@ -269,13 +282,11 @@ func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	if r.Kind == dtx.OnePhase && len(r.Participants) != 1 {
 		return violation(ev, r.GXID, "a one-phase commit record with participants %v: want exactly one", r.Participants)
 	}
-	if dd := e.dedup[r.GXID]; dd != nil {
-		// Applied before: a late marker, or delivered again after a restart.
+	if r.Kind == dtx.OnePhase {
+		return e.addMarker(s, ev)
+	}
+	if e.dedup[r.GXID] != nil { // applied before: delivered again after a restart
 		s.push(entry{lsn: ev.LSN, more: ev.More})
-		if dd.marker {
-			dd.marker = false
-			s.await(ev.LSN, r.GXID)
-		}
 		return nil
 	}
 	d := e.txns[r.GXID]
@@ -297,11 +308,28 @@ func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	d.hasRec, d.rec = true, r
 	d.missing = len(r.Participants) - len(d.parts)
 	s.push(entry{lsn: ev.LSN, more: ev.More, d: d})
-	if r.Kind == dtx.TwoPhase {
-		d.order = e.orderBase + len(e.order)
-		e.order = append(e.order, d)
-	}
+	d.order = e.orderBase + len(e.order)
+	e.order = append(e.order, d)
 	e.n.Records++
+	return nil
+}
+
+// addMarker takes a one-phase record, which is a position with a check.
+func (e *Engine) addMarker(s *stream, ev *dtx.Event) error {
+	r := &ev.Record
+	named := e.stream(r.Participants[0])
+	if d := e.txns[r.GXID]; d != nil {
+		switch {
+		case d.kind != dtx.OnePhase:
+			return violation(ev, r.GXID, "a %s commit record of a transaction with a %s part", r.Kind, d.kind)
+		case !d.part(named.content):
+			return violation(ev, r.GXID, "content %d delivered the part, but the commit record names only %v", d.parts[0].part.Content, r.Participants)
+		}
+	}
+	s.addPosition(entry{lsn: ev.LSN, more: ev.More})
+	if e.markersFrom != 0 && r.CommitTime >= e.markersFrom+clockSkew {
+		named.debt.addMarker(r.GXID, r.CommitTime)
+	}
 	return nil
 }
 

@@ -25,10 +25,9 @@ type outstanding struct {
 	batch   dtx.Batch
 	reach   []reached // by stream
 	popped  [][]awaitedMsg
-	// added and dropped are the batch's dedup changes without rewritten entries.
-	added     []dtx.DedupEntry
-	dropped   []dtx.GXID
-	rewritten []dtx.GXID
+	// added and dropped are the batch's dedup changes, stale entries excepted.
+	added   []dtx.DedupEntry
+	dropped []dtx.GXID
 }
 
 type reached struct {
@@ -269,13 +268,7 @@ func (e *Engine) finish(o *outstanding) {
 			}
 		}
 	}
-	for _, m := range o.popped[0] {
-		if dd := e.dedup[m.gxid]; dd.recordedMax && dd.pending > 0 {
-			o.rewritten = append(o.rewritten, m.gxid)
-			b.DedupAdd = append(b.DedupAdd, dtx.DedupEntry{GXID: m.gxid, Pending: dd.rest})
-		}
-	}
-	b.DedupDrop = append(slices.Clone(o.dropped), o.rewritten...)
+	b.DedupDrop = append(slices.Clone(o.dropped), e.stale...)
 	for _, d := range o.members {
 		b.GXIDs = append(b.GXIDs, d.gxid)
 		if p := e.pendingMessages(d, safe); len(p) > 0 {
@@ -302,10 +295,8 @@ func (e *Engine) Applied() []dtx.Part {
 		return nil
 	}
 	parts := e.Drops()
-	byGXID := make(map[dtx.GXID]*txn, len(o.members))
 	for _, d := range o.members {
 		d.state = applied
-		byGXID[d.gxid] = d
 		delete(e.txns, d.gxid)
 		e.n.Dtxs--
 		if d.hasRec {
@@ -322,11 +313,9 @@ func (e *Engine) Applied() []dtx.Part {
 	for _, g := range o.dropped {
 		delete(e.dedup, g)
 	}
-	for _, g := range o.rewritten {
-		e.dedup[g].recordedMax = false
-	}
+	e.stale = nil
 	for _, en := range o.added {
-		if err := e.remember(en, byGXID[en.GXID]); err != nil {
+		if err := e.remember(en); err != nil {
 			panic("merge: broken invariant: " + err.Error())
 		}
 	}

@@ -23,6 +23,11 @@ func TestScripts(t *testing.T) {
 				var n int
 				d.ScanArgs(t, "segments", &n)
 				o := Options{}
+				if d.HasArg("began") {
+					var s int
+					d.ScanArgs(t, "began", &s)
+					o.MarkersFrom = seconds(int64(s))
+				}
 				for c := range n {
 					o.Contents = append(o.Contents, dtx.Content(c))
 				}
@@ -128,6 +133,8 @@ func num(s string) int64 {
 	return n
 }
 
+func seconds(n int64) dtx.PGTime { return dtx.PGTime(n) * 1_000_000 }
+
 func lsn(s string) dtx.LSN {
 	if s == "max" {
 		return dtx.MaxLSN
@@ -144,6 +151,10 @@ func event(f map[string]string) dtx.Event {
 	if h, ok := f["hold"]; ok {
 		ev.Hold = dtx.SpoolID(num(h))
 	}
+	var at dtx.PGTime
+	if s, ok := f["at"]; ok {
+		at = seconds(num(s))
+	}
 	kind := dtx.TwoPhase
 	if f["k"] == "O" {
 		kind = dtx.OnePhase
@@ -152,10 +163,10 @@ func event(f map[string]string) dtx.Event {
 	case "part":
 		ev.Kind = dtx.EventPart
 		_, barrier := f["barrier"]
-		ev.Part = dtx.Part{GXID: dtx.GXID(num(f["g"])), Kind: kind, Content: ev.Content, EndLSN: ev.LSN, Barrier: barrier, Rows: 1, Bytes: 10}
+		ev.Part = dtx.Part{GXID: dtx.GXID(num(f["g"])), Kind: kind, Content: ev.Content, EndLSN: ev.LSN, CommitTime: at, Barrier: barrier, Rows: 1, Bytes: 10}
 	case "record":
 		ev.Kind, ev.Content = dtx.EventRecord, dtx.Coordinator
-		ev.Record = dtx.CommitRecord{GXID: dtx.GXID(num(f["g"])), Kind: kind, EndLSN: ev.LSN}
+		ev.Record = dtx.CommitRecord{GXID: dtx.GXID(num(f["g"])), Kind: kind, CommitTime: at, EndLSN: ev.LSN}
 		for p := range strings.SplitSeq(f["p"], ",") {
 			ev.Record.Participants = append(ev.Record.Participants, dtx.Content(num(p)))
 		}

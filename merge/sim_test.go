@@ -40,10 +40,22 @@ type simHistory struct {
 	total   int
 	gxids   int
 	trunc   bool
+	markers markerMode
 }
+
+// markerMode says what becomes of one-phase markers.
+type markerMode int
+
+const (
+	late     markerMode = iota
+	someLost            // the coordinator crashes before it writes them
+	none                // the source writes none
+	markerModes
+)
 
 func genHistory(rnd *rand.Rand, ntx int, truncates bool) *simHistory {
 	h := &simHistory{nseg: 1 + rnd.IntN(4), parts: map[dtx.GXID]map[dtx.Content]simPart{}, trunc: truncates}
+	h.markers = markerMode(rnd.IntN(int(markerModes)))
 	nrows := []int{3, 5, 8, 12}[rnd.IntN(4)]
 	for range nrows {
 		h.rows = append(h.rows, simRow{dtx.Content(rnd.IntN(h.nseg)), rnd.IntN(2)})
@@ -182,10 +194,13 @@ func genHistory(rnd *rand.Rand, ntx int, truncates bool) *simHistory {
 			commit(a, a.segs[0])
 			a.st = 3
 		case 3:
-			if rnd.IntN(7) == 0 {
-				record(a)
-				active = slices.Delete(active, ai, ai+1)
+			if h.markers == late && rnd.IntN(7) > 0 {
+				continue
 			}
+			if h.markers == late || h.markers == someLost && rnd.IntN(2) == 0 {
+				record(a)
+			}
+			active = slices.Delete(active, ai, ai+1)
 		case 4:
 			record(a)
 			a.left = slices.Clone(a.segs)
@@ -322,7 +337,7 @@ func (t *simTarget) apply(b *dtx.Batch) error {
 		}
 	}
 	for _, ev := range t.h.coord {
-		if ev.LSN <= t.positions[-1] && !t.applied[ev.Record.GXID] {
+		if ev.LSN <= t.positions[-1] && ev.Record.Kind == dtx.TwoPhase && !t.applied[ev.Record.GXID] {
 			return fmt.Errorf("position of the coordinator passed gxid %d, which is not applied", ev.Record.GXID)
 		}
 	}

@@ -45,6 +45,8 @@ type stream struct {
 	scanTo   int
 	scanning bool
 
+	debt debt
+
 	// awaited is a min-heap of messages of applied dtxs that the safe LSN has not
 	// passed.
 	awaited []awaitedMsg
@@ -70,16 +72,17 @@ func (s *stream) push(en entry) int {
 	return s.end() - 1
 }
 
-// addPosition coalesces: only the newest of a run of positions matters.
-func (s *stream) addPosition(lsn dtx.LSN) {
-	if n := len(s.entries); n > 0 && s.base+n-1 >= s.reached {
+// addPosition takes an entry that is a position and no more. Only the newest of
+// a run of them matters.
+func (s *stream) addPosition(en entry) {
+	if n := len(s.entries); n > 0 && s.base+n-1 >= s.reached && !en.more {
 		if e := &s.entries[n-1]; e.d == nil && !e.isPart && !e.more {
-			e.lsn = max(e.lsn, lsn)
-			s.last = max(s.last, lsn)
+			e.lsn = max(e.lsn, en.lsn)
+			s.last = max(s.last, en.lsn)
 			return
 		}
 	}
-	s.push(entry{lsn: lsn})
+	s.push(en)
 }
 
 func (s *stream) dropHold(id dtx.SpoolID) {

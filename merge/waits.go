@@ -55,7 +55,8 @@ func (e *Engine) waitOf(d *txn) Wait {
 
 // Waits lists up to limit dtxs that are not complete: first the one that blocks
 // the next release, then those with a record in record order, then parts
-// whose record never came, by stream.
+// whose record never came, by stream, then the first one-phase dtx of each stream
+// whose marker has come and whose part has not.
 func (e *Engine) Waits(limit int) []Wait {
 	var out []Wait
 	seen := map[*txn]bool{}
@@ -84,11 +85,9 @@ func (e *Engine) Waits(limit int) []Wait {
 			}
 		}
 	}
-	// One-phase markers whose part never came.
-	coord := e.streams[0]
-	for i := coord.prefix; i < coord.end(); i++ {
-		if en := coord.at(i); en.d != nil && !add(en.d) {
-			break
+	for _, s := range e.streams {
+		if g, _, ok := s.debt.oldest(); ok && len(out) < limit {
+			out = append(out, Wait{GXID: g, Kind: dtx.OnePhase, RecordSeen: true, Missing: []dtx.Content{s.content}})
 		}
 	}
 	return out

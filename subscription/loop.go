@@ -108,7 +108,7 @@ const (
 
 // newLoop builds the loop and its engine from the target's state.
 func newLoop(o loopOptions) (*loop, error) {
-	mo := merge.Options{Positions: o.State.Positions, Dedup: o.State.Dedup}
+	mo := merge.Options{Positions: o.State.Positions, Dedup: o.State.Dedup, MarkersFrom: dtx.PGTimeOf(o.Now())}
 	for _, s := range o.Streams {
 		if s.Content != dtx.Coordinator {
 			mo.Contents = append(mo.Contents, s.Content)

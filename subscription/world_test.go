@@ -204,6 +204,9 @@ func (w *world) check(positions map[dtx.Content]dtx.LSN, dedup, applied map[dtx.
 			case dtx.EventPart:
 				g = l.ev.Part.GXID
 			case dtx.EventRecord:
+				if l.ev.Record.Kind == dtx.OnePhase {
+					continue // a marker decides nothing
+				}
 				g = l.ev.Record.GXID
 			default:
 				continue
