@@ -120,7 +120,7 @@ func (c *cluster) create(ctx context.Context) error {
 		if _, err := conn.Exec(ctx, "CREATE SCHEMA "+c.schema); err != nil {
 			return err
 		}
-		for _, t := range definitions {
+		for _, t := range lab.WorkloadTables() {
 			name, columns, index := c.table(t.Name), t.Columns, ""
 			distributed := "BY (" + strings.Join(t.Key, ", ") + ")"
 			switch t.Kind {
@@ -149,8 +149,10 @@ func (c *cluster) segments() int { return c.n }
 
 func (*cluster) word() string { return "segments" }
 
-func (c *cluster) yaml() string {
-	return fmt.Sprintf("target:\n  kind: cloudberry\n  coordinator: {dsn: %q}\ntables:\n  rename: [{from: public, to: %s}]\n", c.dsn, c.schema)
+func (c *cluster) describe(s *lab.Subscription) {
+	s.Target = []string{c.dsn}
+	s.Set("target.kind", "cloudberry")
+	s.Set("tables.rename", []map[string]string{{"from": "public", "to": c.schema}})
 }
 
 func (c *cluster) places() []string {
@@ -159,7 +161,7 @@ func (c *cluster) places() []string {
 
 func (c *cluster) total(ctx context.Context) (total int64, err error) {
 	return total, c.with(ctx, "add up balances on the target", func(conn *pgx.Conn) error {
-		return conn.QueryRow(ctx, "SELECT coalesce(sum(balance), 0)::int8 FROM "+c.table(Accounts)).Scan(&total)
+		return conn.QueryRow(ctx, "SELECT coalesce(sum(balance), 0)::int8 FROM "+c.table(lab.Accounts)).Scan(&total)
 	})
 }
 
@@ -168,7 +170,7 @@ func (c *cluster) total(ctx context.Context) (total int64, err error) {
 func (c *cluster) compare(ctx context.Context, src *lab.Source) (lab.Report, error) {
 	var rep lab.Report
 	err := c.with(ctx, "read the target's rows", func(conn *pgx.Conn) error {
-		for _, t := range definitions {
+		for _, t := range lab.WorkloadTables() {
 			r := lab.TableReport{Table: t.Name}
 			want, err := src.RowsOf(ctx, t.Name)
 			if err != nil {

@@ -104,7 +104,7 @@ func TestCompareCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := CreateTables(ctx, src); err != nil {
+	if err := src.CreateWorkloadTables(ctx); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -116,11 +116,11 @@ func TestCompareCluster(t *testing.T) {
 	if err := c.create(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := NewWorkload(src, 1).Load(ctx); err != nil {
+	if err := lab.NewWorkload(src, 1).Fill(ctx); err != nil {
 		t.Fatal(err)
 	}
 	conn := session(t, dsn)
-	for _, d := range definitions {
+	for _, d := range lab.WorkloadTables() {
 		rows, err := src.RowsOf(ctx, d.Name)
 		if err != nil {
 			t.Fatal(err)
@@ -137,7 +137,7 @@ func TestCompareCluster(t *testing.T) {
 		}
 		for _, r := range rep.Tables {
 			w := want(r.Table)
-			if r.Table == Currencies {
+			if r.Table == lab.Currencies {
 				w.Missing = min(r.Missing, w.Misplaced) // which copy is read is the server's choice
 			}
 			if r.SourceRows == 0 || r.Missing != w.Missing || r.Extra != w.Extra || r.Misplaced != w.Misplaced {
@@ -152,18 +152,18 @@ func TestCompareCluster(t *testing.T) {
 	}
 	for _, n := range cl.Nodes()[1:] { // the same rows on every segment: all but one are misplaced
 		seg := session(t, n.DSN)
-		for _, table := range []string{Accounts, Audit} { // of constants the planner would keep the ones that belong here
+		for _, table := range []string{lab.Accounts, lab.Audit} { // of constants the planner would keep the ones that belong here
 			if _, err := seg.Exec(ctx, "INSERT INTO "+c.table(table)+" SELECT i, 0, 'x' FROM generate_series(-7, -7) i"); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if n.Content == 0 {
-			if _, err := seg.Exec(ctx, "DELETE FROM "+c.table(Currencies)+" WHERE code = 'EUR'"); err != nil {
+			if _, err := seg.Exec(ctx, "DELETE FROM "+c.table(lab.Currencies)+" WHERE code = 'EUR'"); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	for _, sql := range []string{"UPDATE " + c.table(Orders) + " SET detail = 'changed' WHERE no = 1", "DELETE FROM " + c.table(Events) + " WHERE id = (SELECT min(id::text)::uuid FROM " + c.table(Events) + ")"} {
+	for _, sql := range []string{"UPDATE " + c.table(lab.Orders) + " SET detail = 'changed' WHERE no = 1", "DELETE FROM " + c.table(lab.Events) + " WHERE id = (SELECT min(id::text)::uuid FROM " + c.table(lab.Events) + ")"} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
@@ -171,13 +171,13 @@ func TestCompareCluster(t *testing.T) {
 	n := int64(c.segments())
 	check("spoilt", func(table string) lab.TableReport {
 		switch table {
-		case Accounts:
+		case lab.Accounts:
 			return lab.TableReport{Extra: n, Misplaced: n - 1}
-		case Audit:
+		case lab.Audit:
 			return lab.TableReport{Extra: n}
-		case Orders:
+		case lab.Orders:
 			return lab.TableReport{Missing: 1, Extra: 1}
-		case Events:
+		case lab.Events:
 			return lab.TableReport{Missing: 1}
 		}
 		return lab.TableReport{Misplaced: 1}

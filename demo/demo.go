@@ -1,9 +1,8 @@
 // Package demo shows cbrepl at work on this machine: it starts a source and a
 // target cluster of another size, or takes a Cloudberry or Greenplum cluster as
 // the target, replicates live distributed transactions from one to the other, and
-// proves the result. It owns the workload, the progress
-// line and the verdict; clusters are package lab's, replication is package
-// subscription's.
+// proves the result. It owns the progress line and the verdict; clusters and the workload
+// are package lab's, replication is package subscription's.
 package demo
 
 import (
@@ -12,8 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -103,7 +100,7 @@ type run struct {
 	lab    *lab.Lab
 	src    *lab.Source
 	dst    destination
-	load   *Workload
+	load   *lab.Workload
 	sub    *subscription.Subscription
 	cfg    *config.Config
 	file   string
@@ -171,13 +168,13 @@ func (r *run) start(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := CreateTables(ctx, r.src); err != nil {
+	if err := r.src.CreateWorkloadTables(ctx); err != nil {
 		return err
 	}
 	if err := r.dst.create(ctx); err != nil {
 		return err
 	}
-	if r.cfg, r.file, err = configure(r.lab.Dir(), name, r.src, r.dst); err != nil {
+	if err := r.configure(name); err != nil {
 		return err
 	}
 	if err := subscription.CreateSlots(ctx, r.cfg); err != nil {
@@ -186,8 +183,8 @@ func (r *run) start(ctx context.Context) error {
 	if err := subscription.PrepareTarget(ctx, r.cfg); err != nil {
 		return err
 	}
-	r.load = NewWorkload(r.src, r.o.Seed)
-	if err := r.load.Load(ctx); err != nil {
+	r.load = lab.NewWorkload(r.src, r.o.Seed)
+	if err := r.load.Fill(ctx); err != nil {
 		return err
 	}
 	dtxs, _, rows := r.load.Counts()
@@ -230,13 +227,17 @@ func (r *run) replicate(ctx context.Context) error {
 		return errors.Join(err, ctx.Err())
 	}
 	r.line.say("load stopped; draining")
-	ends, err := Ends(ctx, r.src)
+	ends, err := r.src.Ends(ctx)
 	if err != nil {
 		return err
 	}
 	limit := time.NewTimer(drainLimit)
 	defer limit.Stop()
-	for !Drained(r.sub.Report(), ends) {
+	drained := func() bool {
+		rep := r.sub.Report()
+		return rep.Reached(ends)
+	}
+	for !drained() {
 		select {
 		case <-tick.C:
 			r.progress("drain")
@@ -290,32 +291,18 @@ func (r *run) cleanUp(ctx context.Context) error {
 	return errors.Join(err, r.lab.Close(ctx))
 }
 
-// Configure writes a subscription file for two lab clusters into dir and loads
-// it. The spool lies beside the file; the status port is a free one.
-func Configure(dir, name string, src *lab.Source, dst *lab.TargetCluster) (*config.Config, string, error) {
-	return configure(dir, name, src, labTarget{dst})
-}
-
-func configure(dir, name string, src *lab.Source, dst destination) (*config.Config, string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// configure writes the subscription's file and loads it.
+func (r *run) configure(name string) error {
+	sub, err := lab.NewSubscription(name, r.lab.Dir(), r.src, nil)
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	listen := l.Addr().String()
-	if err := l.Close(); err != nil {
-		return nil, "", err
+	sub.Set("source.status_interval", "500ms")
+	r.dst.describe(sub)
+	r.file = filepath.Join(r.lab.Dir(), name+".yaml")
+	if err := sub.Write(r.file); err != nil {
+		return err
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "subscription: %s\nsource:\n  coordinator: {dsn: %q}\n  segments:\n", name, src.DSN())
-	for i, d := range src.SegmentDSNs() {
-		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
-	}
-	fmt.Fprintf(&b, "  publication: %s\n  status_interval: 500ms\n%s", src.Publication(), dst.yaml())
-	fmt.Fprintf(&b, "spool: {dir: %q}\nhttp: {listen: %q}\n", filepath.Join(dir, "spool-"+name), listen)
-	file := filepath.Join(dir, name+".yaml")
-	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
-		return nil, "", err
-	}
-	c, err := config.Load(config.Sources{File: file})
-	return c, file, err
+	r.cfg, err = config.Load(config.Sources{File: r.file})
+	return err
 }

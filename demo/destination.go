@@ -3,7 +3,6 @@ package demo
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"cbrepl/lab"
 )
@@ -15,8 +14,8 @@ type destination interface {
 	// segments is how many segments, or shards, it has; word is the one of the two.
 	segments() int
 	word() string
-	// yaml is the part of the subscription file that is about the target.
-	yaml() string
+	// describe puts the target into the subscription's file.
+	describe(*lab.Subscription)
 	// compare compares every table with the source's and checks where rows are.
 	compare(ctx context.Context, src *lab.Source) (lab.Report, error)
 	// total sums the balances of the accounts.
@@ -32,27 +31,20 @@ type destination interface {
 // goes.
 type labTarget struct{ *lab.TargetCluster }
 
-func (t labTarget) create(ctx context.Context) error { return CreateTables(ctx, t.TargetCluster) }
+func (t labTarget) create(ctx context.Context) error { return t.CreateWorkloadTables(ctx) }
 
 func (t labTarget) segments() int { return t.Segments() }
 
 func (labTarget) word() string { return "shards" }
 
-func (t labTarget) yaml() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "target:\n  coordinator: {dsn: %q}\n  shards:\n", t.DSN())
-	for i, d := range t.SegmentDSNs() {
-		fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, d)
-	}
-	return b.String()
-}
+func (t labTarget) describe(s *lab.Subscription) { s.Target = t.DSNs() }
 
 func (t labTarget) compare(ctx context.Context, src *lab.Source) (lab.Report, error) {
-	return lab.Compare(ctx, src, t.TargetCluster, Tables...)
+	return lab.Compare(ctx, src, t.TargetCluster)
 }
 
 func (t labTarget) total(ctx context.Context) (int64, error) {
-	return t.Total(ctx, Accounts, "balance")
+	return t.Total(ctx, lab.Accounts, "balance")
 }
 
 func (t labTarget) places() []string { return contents("target", t.DSN(), t.SegmentDSNs()) }

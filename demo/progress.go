@@ -1,14 +1,11 @@
 package demo
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
-	"cbrepl/dtx"
-	"cbrepl/lab"
 	"cbrepl/subscription/status"
 )
 
@@ -68,33 +65,4 @@ func (r *run) progress(what string) {
 	r.lagMax = max(r.lagMax, rep.LagSeconds)
 	r.line.show(fmt.Sprintf("%-7s source %6d dtx | target %6d dtx  %5.0f dtx/s  %6.0f rows/s | lag %4.1f s  %8s | spool %8s",
 		what, dtxs, rep.Applied.Dtxs, rep.Applied.DtxsPerSecond, rep.Applied.RowsPerSecond, rep.LagSeconds, status.Size(rep.LagBytes), status.Size(rep.Spool.Bytes)))
-}
-
-// Ends returns where every node's log ends now.
-func Ends(ctx context.Context, src *lab.Source) (map[dtx.Content]dtx.LSN, error) {
-	out := map[dtx.Content]dtx.LSN{}
-	for _, c := range src.Contents() {
-		// A message is decoded, so the stream's position passes it; it is flushed
-		// with the transaction that writes it.
-		lsn, err := src.EmitMessage(ctx, c, false, "cbrepl.demo.end", []byte{})
-		if err != nil {
-			return nil, err
-		}
-		out[c] = lsn
-	}
-	return out, nil
-}
-
-// Drained reports whether everything up to the given positions is applied and
-// recorded.
-func Drained(rep status.Report, ends map[dtx.Content]dtx.LSN) bool {
-	if len(rep.Streams) != len(ends) {
-		return false
-	}
-	for _, s := range rep.Streams {
-		if dtx.LSN(s.SafeLSN) < ends[s.Content] {
-			return false
-		}
-	}
-	return true
 }

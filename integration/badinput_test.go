@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 )
@@ -44,38 +44,18 @@ func (p *pair) snapshot() string {
 	return b.String()
 }
 
-// edit writes a changed copy of the pair's file.
-func (p *pair) edit(name string, replace ...string) string {
-	p.t.Helper()
-	b, err := os.ReadFile(p.file)
-	p.must(err)
-	text := string(b)
-	for i := 0; i < len(replace); i += 2 {
-		if replace[i] == "" {
-			text += replace[i+1]
-			continue
-		}
-		if !strings.Contains(text, replace[i]) {
-			p.t.Fatalf("no %q in the configuration", replace[i])
-		}
-		text = strings.Replace(text, replace[i], replace[i+1], 1)
-	}
-	f := filepath.Join(p.dir, name+".yaml")
-	p.must(os.WriteFile(f, []byte(text), 0o600))
-	return f
-}
-
 // withPassword puts the canary into every connection string of the file.
 func (p *pair) withPassword() {
 	p.t.Helper()
-	b, err := os.ReadFile(p.file)
-	p.must(err)
-	text := regexp.MustCompile(`dsn: "postgres://([^@:"]+)@`).ReplaceAllString(string(b), `dsn: "postgres://$1:`+canary+`@`)
-	text = regexp.MustCompile(`dsn: "((?:\w+=[^"]*))"`).ReplaceAllString(text, `dsn: "$1 password=`+canary+`"`)
-	if strings.Count(text, canary) < 4 {
-		p.t.Fatalf("connection strings have an unknown form:\n%s", text)
+	for _, list := range [][]string{p.sub.Source, p.sub.Target} {
+		for i, dsn := range list {
+			u, err := url.Parse(dsn)
+			p.must(err)
+			u.User = url.UserPassword(u.User.Username(), canary)
+			list[i] = u.String()
+		}
 	}
-	p.must(os.WriteFile(p.file, []byte(text), 0o600))
+	p.must(p.sub.Write(p.file))
 }
 
 // Bad input of every kind: one message that names the thing and the remedy, an
@@ -92,15 +72,8 @@ func TestBadInput(t *testing.T) {
 		}
 		p.must(bad.Restart(p.ctx()))
 	}
-	withDSN := func(name, dsn string) string { // content 1 of the source at another place
-		b, err := os.ReadFile(p.file)
-		p.must(err)
-		line := regexp.MustCompile(`\{content: 1, dsn: "[^"]*"\}`)
-		text := string(b)
-		at := line.FindStringIndex(text)
-		f := filepath.Join(p.dir, name+".yaml")
-		p.must(os.WriteFile(f, []byte(text[:at[0]]+fmt.Sprintf("{content: 1, dsn: %q}", dsn)+text[at[1]:]), 0o600))
-		return f
+	withDSN := func(dsn string) string { // content 1 of the source at another place
+		return p.variant(func(s *lab.Subscription) { s.Source[2] = dsn })
 	}
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	p.must(err)
@@ -123,7 +96,7 @@ func TestBadInput(t *testing.T) {
 		want   []string
 	}{
 		{
-			name: "unknown key", file: func() string { return p.edit("x", "", "batch: {max_rws: 1}\n") }, code: 2,
+			name: "unknown key", file: func() string { return p.with("batch.max_rws", 1) }, code: 2,
 			want: []string{"unknown key batch.max_rws", "did you mean batch.max_rows"},
 		},
 		{
@@ -139,49 +112,54 @@ func TestBadInput(t *testing.T) {
 			want: []string{"nowhere.yaml", "cbrepl config example"},
 		},
 		{
-			name: "missing DSN", file: func() string { return withDSN("x", "") }, code: 2,
+			name: "missing DSN", file: func() string { return withDSN("") }, code: 2,
 			want: []string{"source.segments (content 1).dsn: missing"},
 		},
 		{
-			name: "wrong DSN", file: func() string { return withDSN("x", "http://u:"+canary+"@h") }, code: 2,
+			name: "wrong DSN", file: func() string { return withDSN("http://u:" + canary + "@h") }, code: 2,
 			want: []string{"source.segments (content 1).dsn: not a PostgreSQL connection string"},
 		},
 		{
-			name: "server not reachable", file: func() string { return withDSN("x", "postgres://u:"+canary+"@"+nobody+"/x") }, code: 1,
+			name: "server not reachable", file: func() string { return withDSN("postgres://u:" + canary + "@" + nobody + "/x") }, code: 1,
 			want: []string{"content 1", "refused", "Start the server, or correct host and port"},
 		},
 		{
-			name: "target not reachable", file: func() string { return p.edit("x", fmt.Sprintf("127.0.0.1:%d", p.dst.Node(0).Port()), nobody) }, code: 1,
+			name: "target not reachable", file: func() string {
+				return p.variant(func(s *lab.Subscription) { s.Target[1] = "postgres://postgres:" + canary + "@" + nobody + "/postgres" })
+			}, code: 1,
 			want: []string{"shard 0", "refused"},
 		},
 		{
-			name: "no such database", file: func() string { return withDSN("x", bad.DSNFor("nowhere")) }, code: 1,
+			name: "no such database", file: func() string { return withDSN(bad.DSNFor("nowhere")) }, code: 1,
 			want: []string{"content 1", `database "nowhere" does not exist`},
 		},
 		{
-			name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN("x", bad.DSN()) }, code: 1,
+			name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN(bad.DSN()) }, code: 1,
 			want: []string{"content 1", "wal_level is replica, want logical", "ALTER SYSTEM SET wal_level = 'logical'", "restart"},
 		},
 		{
 			name: "too few senders", before: func() { setting("wal_level", "logical", "max_wal_senders", "0") },
-			file: func() string { return withDSN("x", bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"},
+			file: func() string { return withDSN(bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"},
 		},
 		{
 			name: "too few slots", before: func() { setting("max_wal_senders", "5", "max_replication_slots", "0") },
-			file: func() string { return withDSN("x", bad.DSN()) }, verb: []string{"slots", "create"}, code: 1,
+			file: func() string { return withDSN(bad.DSN()) }, verb: []string{"slots", "create"}, code: 1,
 			want: []string{"content 1", "max_replication_slots"},
 		},
 		{
-			name: "slot missing", file: func() string { return p.edit("x", "publication:", "slot: nosuch\n  publication:") }, code: 1,
+			name: "slot missing", file: func() string { return p.with("source.slot", "nosuch") }, code: 1,
 			want: []string{`slot "nosuch" does not exist`, "cbrepl slots create"},
 		},
 		{
-			name: "publication missing", file: func() string { return p.edit("x", "publication: "+p.src.Publication(), "publication: nosuch") }, code: 1,
+			name: "publication missing", file: func() string { return p.with("source.publication", "nosuch") }, code: 1,
 			want: []string{"publication", "nosuch", "does not exist", "CREATE PUBLICATION"},
 		},
 		{
 			name: "target not prepared", file: func() string {
-				return p.edit("x", "subscription: bad", "subscription: other\n", "publication:", "slot: cbrepl_bad\n  publication:")
+				return p.variant(func(s *lab.Subscription) {
+					s.Name = "other"
+					s.Set("source.slot", "cbrepl_bad")
+				})
 			}, code: 1,
 			want: []string{"other", "cbrepl target prepare"},
 		},
@@ -206,11 +184,11 @@ func TestBadInput(t *testing.T) {
 			file:   func() string { return p.file }, code: 1, want: []string{"public.t", "policy"},
 		},
 		{
-			name: "address in use", file: func() string { return p.edit("x", p.cfg.HTTP.Listen, busy.Addr().String()) }, code: 1,
+			name: "address in use", file: func() string { return p.with("http.listen", busy.Addr().String()) }, code: 1,
 			want: []string{"serve status", "in use", "http.listen"},
 		},
 		{
-			name: "spool is a file", file: func() string { return p.edit("x", p.cfg.Spool.Dir, filepath.Join(readOnly, "spool")) }, code: 1,
+			name: "spool is a file", file: func() string { return p.with("spool.dir", filepath.Join(readOnly, "spool")) }, code: 1,
 			want: []string{"spool", "not a directory"},
 		},
 	} {
@@ -278,7 +256,10 @@ func TestSecondDaemonAndSegmentCount(t *testing.T) {
 	r.drain()
 	p.refused(nil, []string{"run", "-c", p.file}, 1, "a daemon of subscription one", fmt.Sprintf("pid %d", r.cmd.Process.Pid), "stop that one first")
 	// With an address and a spool of its own it is found out at the source.
-	other := p.edit("other", p.cfg.HTTP.Listen, "127.0.0.1:0", p.cfg.Spool.Dir, filepath.Join(p.dir, "other-spool"))
+	other := p.variant(func(s *lab.Subscription) {
+		s.Set("http.listen", "127.0.0.1:0")
+		s.Set("spool.dir", filepath.Join(p.dir, "other-spool"))
+	})
 	p.refused(nil, []string{"run", "-c", other}, 1, "slot", "is in use by the session with pid", "another daemon")
 	if _, err := os.Stat(filepath.Join(p.dir, "other-spool")); err == nil {
 		t.Error("the second daemon made a spool")
@@ -290,12 +271,7 @@ func TestSecondDaemonAndSegmentCount(t *testing.T) {
 	}
 	p.same("t")
 
-	b, err := os.ReadFile(p.file)
-	p.must(err)
-	fewer := regexp.MustCompile(`(?m)^ +- \{content: 1, .*\n`).ReplaceAllString(string(b), "")
-	fewer = fewer[:strings.Index(fewer, "target:")] + string(b)[strings.Index(string(b), "target:"):]
-	f := filepath.Join(p.dir, "fewer.yaml")
-	p.must(os.WriteFile(f, []byte(fewer), 0o600))
+	f := p.variant(func(s *lab.Subscription) { s.Source = s.Source[:2] })
 	before := p.snapshot()
 	p.refused(nil, []string{"run", "-c", f}, 1, "public.t", "over 2 segments, but 1 segments are listed", "List every primary segment")
 	if p.snapshot() != before {
@@ -308,9 +284,7 @@ func TestSecondDaemonAndSegmentCount(t *testing.T) {
 func TestRemediesWork(t *testing.T) {
 	p := newPair(t, 1, 1, lab.Options{Settings: map[string]string{"wal_level": "replica"}})
 	p.tables(lab.Table{Name: "t", Columns: "id int8 primary key, v text", Key: []string{"id"}})
-	var err error
-	p.cfg, p.file, err = demo.Configure(p.dir, "remedy", p.src, p.dst)
-	p.must(err)
+	p.describe("remedy", nil)
 	done := map[string]bool{}
 	for range 10 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -3,18 +3,13 @@ package integration
 import (
 	"fmt"
 	"net/url"
-	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/source/stream/repl/repltest"
-	"cbrepl/subscription"
-	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
 )
 
@@ -51,8 +46,8 @@ func (p *pair) primary(content dtx.Content, dsn string) {
 // until a person acts.
 func TestSegmentsFoundAndFollowed(t *testing.T) {
 	p := newPair(t, 2, 2, lab.Options{})
-	p.must(demo.CreateTables(p.ctx(), p.src))
-	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.must(p.src.CreateWorkloadTables(p.ctx()))
+	p.must(p.dst.CreateWorkloadTables(p.ctx()))
 	p.must(p.src.Node(dtx.Coordinator).Exec(p.ctx(), gpCatalogue))
 	var proxies []*repltest.Proxy
 	through := func() string {
@@ -65,20 +60,7 @@ func TestSegmentsFoundAndFollowed(t *testing.T) {
 	p.primary(0, through())
 	p.primary(1, p.src.Node(1).DSN())
 
-	var err error
-	_, p.file, err = demo.Configure(p.dir, "found", p.src, p.dst)
-	p.must(err)
-	text, err := os.ReadFile(p.file)
-	p.must(err)
-	short := regexp.MustCompile(`(?m)^  segments:\n(    - .*\n)+`).ReplaceAll(text, nil)
-	if len(short) == len(text) {
-		t.Fatalf("no list of segments in\n%s", text)
-	}
-	p.must(os.WriteFile(p.file, short, 0o600))
-	p.cfg, err = config.Load(config.Sources{File: p.file})
-	p.must(err)
-	p.must(subscription.CreateSlots(p.ctx(), p.cfg))
-	p.must(subscription.PrepareTarget(p.ctx(), p.cfg))
+	p.configureWith("found", func(s *lab.Subscription) { s.Source = s.Source[:1] })
 
 	d := p.start(nil)
 	_, stop := p.load(5)
@@ -88,7 +70,7 @@ func TestSegmentsFoundAndFollowed(t *testing.T) {
 	p.eventually("segment 0 is read at its new address", func() bool { d.alive(); return proxies[1].Passed() > 64<<10 })
 	stop()
 	d.drain()
-	p.same(demo.Tables...)
+	p.same()
 
 	mirror := lab.ServerForTest(t, lab.Options{})
 	p.primary(0, mirror.DSN())
@@ -116,11 +98,11 @@ func TestSegmentsFoundAndFollowed(t *testing.T) {
 	d = p.start(nil)
 	for i := range 50 {
 		p.must(p.src.Do(p.ctx(), func(tx *lab.Tx) error {
-			return tx.Insert(p.ctx(), demo.Accounts, lab.Row{1000 + 2*i, 1, "late"}, lab.Row{1001 + 2*i, 1, "late"})
+			return tx.Insert(p.ctx(), lab.Accounts, lab.Row{1000 + 2*i, 1, "late"}, lab.Row{1001 + 2*i, 1, "late"})
 		}))
 	}
 	d.drain()
-	p.same(demo.Tables...)
+	p.same()
 
 	// An expanded cluster: one content more than slots.
 	p.primary(2, mirror.DSN())

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"cbrepl/demo"
 	"cbrepl/faultinject"
 	"cbrepl/lab"
 )
@@ -19,10 +18,10 @@ import (
 // behind a kill that leaves one.
 func TestKillAtFaultPoints(t *testing.T) {
 	for _, tc := range []struct {
-		name, spool string
-		points      []string
+		name   string // spool.ack
+		points []string
 	}{
-		{"applied", "", []string{
+		{"applied", []string{
 			"shards.init_before_commit", "subscription.taken@2", "shards.before_begin@2", "shards.before_prepare@2",
 			"shards.between_prepare@2", "shards.open_between_resolve",
 			"shards.after_prepare@2", "shards.open_between_resolve", "shards.open_after_lock", "shards.open_after_epoch",
@@ -30,19 +29,18 @@ func TestKillAtFaultPoints(t *testing.T) {
 			"shards.between_commit_prepared@2", "shards.after_commit@2", "subscription.committed@2", "subscription.applied@3",
 			"subscription.confirmed@3", "subscription.released@3", "segment.spooled@20",
 		}},
-		{"spooled", "ack: spooled, ", []string{
+		{"spooled", []string{
 			"subscription.spooled_written@30", "subscription.spooled_synced@2", "subscription.committed@2", "segment.spooled@20",
 			"shards.after_decide@2", "subscription.released@3", "subscription.spooled_synced@5",
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPair(t, 2, 2, lab.Options{})
-			p.must(demo.CreateTables(p.ctx(), p.src))
-			p.must(demo.CreateTables(p.ctx(), p.dst))
-			p.configure("faults")
-			p.edit("faults", "spool: {", "spool: {"+tc.spool)
+			p.must(p.src.CreateWorkloadTables(p.ctx()))
+			p.must(p.dst.CreateWorkloadTables(p.ctx()))
+			p.configureWith("faults", func(s *lab.Subscription) { s.Set("spool.ack", tc.name) })
 			p.src.LateMarkers(0, 20)
-			_, stop := p.load(5, func(w *demo.Workload) { w.Workers = 3 })
+			_, stop := p.load(5, func(w *lab.Workload) { w.Workers = 3 })
 			for i, point := range tc.points {
 				for try := 1; !dies(p, point); try++ {
 					// The kill before left nothing in doubt: its batch was on one shard.
@@ -56,7 +54,7 @@ func TestKillAtFaultPoints(t *testing.T) {
 			stop()
 			p.must(p.src.ReleaseMarkers(p.ctx()))
 			r.drain()
-			p.same(demo.Tables...)
+			p.same()
 			if code := r.terminate(); code != 0 {
 				t.Error(fmt.Errorf("exit code %d", code))
 			}

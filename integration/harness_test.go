@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,7 +19,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/integration/internal/built"
 	"cbrepl/lab"
@@ -40,8 +40,9 @@ type pair struct {
 	t    *testing.T
 	src  *lab.Source
 	dst  *lab.TargetCluster
+	sub  *lab.Subscription
 	cfg  *config.Config
-	file string
+	file string // of the subscription
 	dir  string
 }
 
@@ -85,13 +86,48 @@ func (p *pair) tables(ts ...lab.Table) {
 	}
 }
 
-// configure writes the subscription file, makes slots and prepares the target.
-func (p *pair) configure(name string) {
+// describe writes the subscription's file, after f has changed what is in it.
+func (p *pair) describe(name string, f func(*lab.Subscription)) {
 	p.t.Helper()
 	var err error
-	if p.cfg, p.file, err = demo.Configure(p.dir, name, p.src, p.dst); err != nil {
-		p.t.Fatal(err)
+	p.sub, err = lab.NewSubscription(name, p.dir, p.src, p.dst.DSNs())
+	p.must(err)
+	p.sub.Set("source.status_interval", "500ms")
+	if f != nil {
+		f(p.sub)
 	}
+	p.file = filepath.Join(p.dir, name+".yaml")
+	p.must(p.sub.Write(p.file))
+	p.cfg, err = config.Load(config.Sources{File: p.file})
+	p.must(err)
+}
+
+// variant writes a changed copy of the subscription's file.
+func (p *pair) variant(f func(*lab.Subscription)) string {
+	p.t.Helper()
+	s := p.sub.Clone()
+	f(s)
+	file := filepath.Join(p.dir, "variant.yaml")
+	p.must(s.Write(file))
+	return file
+}
+
+// with is a variant with one key set.
+func (p *pair) with(key string, value any) string {
+	p.t.Helper()
+	return p.variant(func(s *lab.Subscription) { s.Set(key, value) })
+}
+
+// configure writes the subscription's file, makes slots and prepares the target.
+func (p *pair) configure(name string) {
+	p.t.Helper()
+	p.configureWith(name, nil)
+}
+
+// configureWith is configure with a file that f has changed.
+func (p *pair) configureWith(name string, f func(*lab.Subscription)) {
+	p.t.Helper()
+	p.describe(name, f)
 	p.must(subscription.CreateSlots(p.ctx(), p.cfg))
 	p.must(subscription.PrepareTarget(p.ctx(), p.cfg))
 }
@@ -223,11 +259,12 @@ func (d *daemon) end() error {
 // drain waits until everything written up to now is applied and recorded.
 func (d *daemon) drain() {
 	d.p.t.Helper()
-	ends, err := demo.Ends(d.p.ctx(), d.p.src)
+	ends, err := d.p.src.Ends(d.p.ctx())
 	d.p.must(err)
 	d.p.eventually("drained", func() bool {
 		d.alive()
-		return demo.Drained(d.sub.Report(), ends)
+		rep := d.sub.Report()
+		return rep.Reached(ends)
 	})
 }
 
@@ -319,22 +356,22 @@ func (r *process) look() *status.Report {
 // drain waits until everything written up to now is applied and recorded.
 func (r *process) drain() {
 	r.p.t.Helper()
-	ends, err := demo.Ends(r.p.ctx(), r.p.src)
+	ends, err := r.p.src.Ends(r.p.ctx())
 	r.p.must(err)
 	r.p.eventually("drained", func() bool {
 		rep := r.report()
-		return rep != nil && demo.Drained(*rep, ends)
+		return rep != nil && rep.Reached(ends)
 	})
 }
 
 // load runs the workload until stop is called.
-func (p *pair) load(seed uint64, shape ...func(*demo.Workload)) (w *demo.Workload, stop func()) {
+func (p *pair) load(seed uint64, shape ...func(*lab.Workload)) (w *lab.Workload, stop func()) {
 	p.t.Helper()
-	w = demo.NewWorkload(p.src, seed)
+	w = lab.NewWorkload(p.src, seed)
 	for _, f := range shape {
 		f(w)
 	}
-	p.must(w.Load(p.ctx()))
+	p.must(w.Fill(p.ctx()))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 )
@@ -69,8 +68,8 @@ func TestSizes(t *testing.T) {
 	for _, size := range [][2]int{{3, 2}, {2, 3}, {3, 3}, {1, 1}} {
 		t.Run(fmt.Sprintf("%dto%d", size[0], size[1]), func(t *testing.T) {
 			p := newPair(t, size[0], size[1], lab.Options{})
-			p.must(demo.CreateTables(p.ctx(), p.src))
-			p.must(demo.CreateTables(p.ctx(), p.dst))
+			p.must(p.src.CreateWorkloadTables(p.ctx()))
+			p.must(p.dst.CreateWorkloadTables(p.ctx()))
 			p.configure("sizes")
 			p.src.LateMarkers(0, 20)
 			w, stop := p.load(uint64(size[0]*10 + size[1]))
@@ -95,7 +94,7 @@ func TestSizes(t *testing.T) {
 			stop()
 			p.must(p.src.ReleaseMarkers(p.ctx()))
 			d.drain()
-			p.same(demo.Tables...)
+			p.same()
 			dtxs, multi, _ := w.Counts()
 			rep := d.sub.Report()
 			if rep.Applied.Dtxs != dtxs {
@@ -117,12 +116,12 @@ func TestSizes(t *testing.T) {
 // transfer that was torn or came before one that it depends on.
 func TestHotRowsInSmallBatches(t *testing.T) {
 	p := newPair(t, 3, 2, lab.Options{})
-	p.must(demo.CreateTables(p.ctx(), p.src))
-	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.must(p.src.CreateWorkloadTables(p.ctx()))
+	p.must(p.dst.CreateWorkloadTables(p.ctx()))
 	p.configure("hot")
 	p.cfg.Batch.MaxDtxs = 1
 	p.src.LateMarkers(20, 100)
-	w, stop := p.load(1, func(w *demo.Workload) { w.Accounts, w.TransfersOnly = 8, true })
+	w, stop := p.load(1, func(w *lab.Workload) { w.Accounts, w.TransfersOnly = 8, true })
 	<-time.After(3 * time.Second)
 	stop() // the daemon finds a backlog: streams arrive in any order
 	p.must(p.src.ReleaseMarkers(p.ctx()))
@@ -138,7 +137,7 @@ func TestHotRowsInSmallBatches(t *testing.T) {
 		return err
 	})
 	d.drain()
-	p.same(demo.Accounts)
+	p.same(lab.Accounts)
 	if err := d.end(); err != nil {
 		t.Error(err)
 	}
@@ -159,8 +158,8 @@ func TestKillNine(t *testing.T) {
 	t.Logf("CBREPL_TEST_SEED=%d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	p := newPair(t, 3, 2, lab.Options{})
-	p.must(demo.CreateTables(p.ctx(), p.src))
-	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.must(p.src.CreateWorkloadTables(p.ctx()))
+	p.must(p.dst.CreateWorkloadTables(p.ctx()))
 	p.configure("kill")
 	p.src.LateMarkers(0, 20)
 	w, stop := p.load(seed)
@@ -184,7 +183,7 @@ func TestKillNine(t *testing.T) {
 	stop()
 	p.must(p.src.ReleaseMarkers(p.ctx()))
 	r.drain()
-	p.same(demo.Tables...)
+	p.same()
 	tt := p.totals()
 	if sum, _, err := tt.read(p.ctx()); err != nil || sum != w.Total() {
 		t.Errorf("total %d, want %d, %v", sum, w.Total(), err)

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/subscription/status"
@@ -28,7 +27,9 @@ func TestConflictStopsAndResumes(t *testing.T) {
 	p.tables(lab.Table{Name: "t", Columns: "id int8 primary key, v text", Key: []string{"id"}})
 	p.configure("conflict")
 	p.withPassword()
-	p.edit("conflict", "", "on_stop: wait\nlog: {level: debug}\n")
+	p.sub.Set("on_stop", "wait")
+	p.sub.Set("log.level", "debug")
+	p.must(p.sub.Write(p.file))
 
 	insert := func(id int) dtx.GXID {
 		var g dtx.GXID
@@ -120,8 +121,8 @@ func TestConflictStopsAndResumes(t *testing.T) {
 // next one goes on where it was.
 func TestTerminateUnderLoad(t *testing.T) {
 	p := newPair(t, 2, 3, lab.Options{})
-	p.must(demo.CreateTables(p.ctx(), p.src))
-	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.must(p.src.CreateWorkloadTables(p.ctx()))
+	p.must(p.dst.CreateWorkloadTables(p.ctx()))
 	p.configure("term")
 	_, stop := p.load(7)
 	for range 3 {
@@ -138,17 +139,18 @@ func TestTerminateUnderLoad(t *testing.T) {
 	stop()
 	r := p.spawn()
 	r.drain()
-	p.same(demo.Tables...)
+	p.same()
 }
 
 // Ack mode spooled: the source may forget what the spool holds while the target
 // is away, and kill -9 loses none of it.
 func TestAckSpooled(t *testing.T) {
 	p := newPair(t, 2, 2, lab.Options{})
-	p.must(demo.CreateTables(p.ctx(), p.src))
-	p.must(demo.CreateTables(p.ctx(), p.dst))
+	p.must(p.src.CreateWorkloadTables(p.ctx()))
+	p.must(p.dst.CreateWorkloadTables(p.ctx()))
 	p.configure("spooled")
-	p.edit("spooled", "spool: {", "spool: {ack: spooled, ")
+	p.sub.Set("spool.ack", "spooled")
+	p.must(p.sub.Write(p.file))
 	w, stop := p.load(11)
 	r := p.spawn()
 	p.eventually("applying", func() bool { rep := r.report(); return rep != nil && rep.Applied.Dtxs > 0 })
@@ -158,7 +160,7 @@ func TestAckSpooled(t *testing.T) {
 	before, _, _ := w.Counts()
 	p.eventually("the load goes on", func() bool { n, _, _ := w.Counts(); return n > before+300 })
 	stop()
-	ends, err := demo.Ends(p.ctx(), p.src)
+	ends, err := p.src.Ends(p.ctx())
 	p.must(err)
 	p.eventually("confirmed on arrival", func() bool {
 		for c, lsn := range p.confirmed() {
@@ -178,8 +180,8 @@ func TestAckSpooled(t *testing.T) {
 	}
 	r = p.spawn()
 	r.drain()
-	p.same(demo.Tables...)
-	if total, err := p.dst.Total(context.Background(), demo.Accounts, "balance"); err != nil || total != w.Total() {
+	p.same()
+	if total, err := p.dst.Total(context.Background(), lab.Accounts, "balance"); err != nil || total != w.Total() {
 		t.Errorf("total %d, %v", total, err)
 	}
 	p.eventually("the spool is empty", func() bool { rep := r.answer(); return rep.Spool.Bytes < 1<<20 && rep.Pending.Dtxs == 0 })
@@ -192,8 +194,8 @@ func TestAckSpooled(t *testing.T) {
 	for i := range more {
 		more[i] = lab.Row{1_000_000_000 + i, 0, "x"}
 	}
-	p.must(p.src.Do(p.ctx(), func(tx *lab.Tx) error { return tx.Insert(p.ctx(), demo.Audit, more...) }))
-	ends, err = demo.Ends(p.ctx(), p.src)
+	p.must(p.src.Do(p.ctx(), func(tx *lab.Tx) error { return tx.Insert(p.ctx(), lab.Audit, more...) }))
+	ends, err = p.src.Ends(p.ctx())
 	p.must(err)
 	p.eventually("confirmed on arrival", func() bool {
 		for c, lsn := range p.confirmed() {

@@ -116,6 +116,9 @@ func (c *nodes) SegmentDSNs() []string {
 	return out
 }
 
+// DSNs lists the connection strings of all servers, the coordinator's first.
+func (c *nodes) DSNs() []string { return append([]string{c.DSN()}, c.SegmentDSNs()...) }
+
 // LockTimeout bounds the wait for a row lock in a transaction of the
 // dispatcher. It breaks deadlocks over several segments, which no single server
 // sees; the transaction fails with a retryable error (see Retryable).

@@ -100,7 +100,23 @@ func (s *Source) writeMarkers(ctx context.Context, ms []marker) error {
 	return nil
 }
 
-// Recovery tells what Recover did.
+// Ends returns where the log of every node ends now. A reader of a slot passes
+// these positions.
+func (s *Source) Ends(ctx context.Context) (map[dtx.Content]dtx.LSN, error) {
+	out := map[dtx.Content]dtx.LSN{}
+	for _, c := range s.Contents() {
+		// A message is decoded, so a stream's position passes it; it is flushed with
+		// the transaction that writes it.
+		lsn, err := s.EmitMessage(ctx, c, false, "lab.end", []byte{})
+		if err != nil {
+			return nil, err
+		}
+		out[c] = lsn
+	}
+	return out, nil
+}
+
+// Recovery is what Recover did.
 type Recovery struct {
 	Committed, RolledBack int // prepared transactions, one per participant
 	Markers               int // markers written

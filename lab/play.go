@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"cbrepl/dtx"
@@ -48,19 +46,8 @@ func DefaultPlayDir() string {
 	return filepath.Join(tempBase(), "cbrepl-playground-"+strconv.Itoa(os.Geteuid()))
 }
 
-// SampleTables are made on both clusters of a playground.
-func SampleTables() []Table {
-	return []Table{
-		{Name: "accounts", Columns: "id bigint primary key, balance bigint not null", Key: []string{"id"}},
-		{
-			Name: "journal", Columns: "account bigint, seq bigint, amount bigint not null, note text, primary key (account, seq)",
-			Key: []string{"account", "seq"},
-		},
-	}
-}
-
 // Up starts a playground in dir, which must be empty or not exist, with the
-// sample tables, and writes a subscription file for it.
+// workload's tables, and writes a subscription file for it.
 func Up(ctx context.Context, dir string, o Options, sourceSegments, targetSegments int) (*Playground, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -110,10 +97,8 @@ func (l *Lab) up(ctx context.Context, sourceSegments, targetSegments int) (*Play
 	if p.Target, err = l.StartTarget(ctx, targetSegments); err != nil {
 		return nil, err
 	}
-	for _, t := range SampleTables() {
-		if err := errors.Join(p.Source.CreateTable(ctx, t), p.Target.CreateTable(ctx, t)); err != nil {
-			return nil, err
-		}
+	if err := errors.Join(p.Source.CreateWorkloadTables(ctx), p.Target.CreateWorkloadTables(ctx)); err != nil {
+		return nil, err
 	}
 	if err := removeAll(filepath.Join(l.dir, "template")); err != nil { // no server is added later
 		return nil, opErr("start playground", err)
@@ -124,12 +109,14 @@ func (l *Lab) up(ctx context.Context, sourceSegments, targetSegments int) (*Play
 	for _, n := range p.Target.Nodes() {
 		p.state.Target = append(p.state.Target, playNode{n.name, n.port})
 	}
-	cfg, err := p.config()
+	sub, err := NewSubscription("lab", l.dir, p.Source, p.Target.DSNs())
 	if err != nil {
-		return nil, opErr("write subscription file", err)
+		return nil, err
 	}
-	if err := os.WriteFile(p.ConfigFile(), []byte(cfg), 0o644); err != nil {
-		return nil, opErr("write subscription file", err)
+	sub.Set("spool.dir", filepath.Join(l.dir, spoolDir))
+	sub.Set("spool.max_bytes", "1GiB")
+	if err := sub.Write(p.ConfigFile()); err != nil {
+		return nil, err
 	}
 	b, err := json.MarshalIndent(p.state, "", "  ")
 	if err == nil {
@@ -143,28 +130,6 @@ func (p *Playground) ConfigFile() string { return filepath.Join(p.lab.dir, confi
 
 // Dir is the playground's directory.
 func (p *Playground) Dir() string { return p.lab.dir }
-
-// config writes the subscription file's text. The status endpoint gets a port
-// that is free now.
-func (p *Playground) config() (string, error) {
-	port, err := freePort()
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	nodes := func(kind, list string, n *nodes) {
-		fmt.Fprintf(&b, "%s:\n  coordinator: {dsn: %q}\n  %s:\n", kind, n.DSN(), list)
-		for i, s := range n.segments {
-			fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i, s.DSN())
-		}
-	}
-	b.WriteString("# The playground of cbrepl lab up.\nsubscription: lab\n")
-	nodes("source", "segments", p.Source.nodes)
-	nodes("target", "shards", p.Target.nodes)
-	fmt.Fprintf(&b, "spool:\n  dir: %q\n  max_bytes: 1GiB\n", filepath.Join(p.lab.dir, spoolDir))
-	fmt.Fprintf(&b, "http:\n  listen: %q\n", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	return b.String(), nil
-}
 
 // OpenPlayground finds the playground in dir. Its servers may run or not.
 func OpenPlayground(dir string, o Options) (*Playground, error) {

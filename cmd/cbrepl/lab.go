@@ -38,7 +38,7 @@ func newLabUpCmd(dir *string) *cobra.Command {
 	var source, target int
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Start the servers, make the sample tables and write a subscription file",
+		Short: "Start the servers, make tables and write a subscription file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := lab.Up(cmd.Context(), *dir, lab.Options{}, source, target)
@@ -164,10 +164,11 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 }
 
 func newLabLoadCmd(dir *string) *cobra.Command {
-	l := lab.Load{}
+	var length time.Duration
+	var clients, accounts int
 	cmd := &cobra.Command{
 		Use:   "load",
-		Short: "Run distributed transactions on the source's sample tables",
+		Short: "Run distributed transactions on the source's tables",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := lab.OpenPlayground(*dir, lab.Options{})
@@ -183,19 +184,31 @@ func newLabLoadCmd(dir *string) *cobra.Command {
 			if r.Committed+r.RolledBack > 0 {
 				_, _ = fmt.Fprintf(out, "finished what an earlier load left: %d prepared transactions committed, %d rolled back\n", r.Committed, r.RolledBack)
 			}
+			load := lab.NewWorkload(p.Source, 0)
+			load.Accounts, load.Workers, load.FirstID = accounts, clients, time.Now().UnixMicro()
+			if err := load.Fill(cmd.Context()); err != nil {
+				return err
+			}
+			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
+			if length > 0 {
+				ctx, cancel = context.WithTimeout(ctx, length)
+			}
+			defer cancel()
 			start := time.Now()
-			n, err := l.Run(cmd.Context(), p.Source)
-			if err != nil {
+			filled, _, _ := load.Counts()
+			if err := load.Run(ctx); err != nil {
 				return err
 			}
 			took := time.Since(start)
+			n, _, _ := load.Counts()
+			n -= filled
 			_, err = fmt.Fprintf(out, "%d distributed transactions in %s, %.0f a second\n", n, took.Round(time.Millisecond), float64(n)/took.Seconds())
 			return err
 		},
 	}
-	cmd.Flags().DurationVar(&l.For, "for", 10*time.Second, "how long; 0 runs until interrupted")
-	cmd.Flags().IntVar(&l.Clients, "clients", 4, "transactions at once, 1 to 64")
-	cmd.Flags().IntVar(&l.Accounts, "accounts", 1000, "rows of the table accounts")
+	cmd.Flags().DurationVar(&length, "for", 10*time.Second, "how long; 0 runs until interrupted")
+	cmd.Flags().IntVar(&clients, "clients", 4, "transactions at once, 1 to 64")
+	cmd.Flags().IntVar(&accounts, "accounts", 1000, "rows of the table accounts")
 	return cmd
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -178,30 +177,17 @@ func (b *bench) chunks(limit int, f func(parts [][]int64) error) error {
 // configure makes a new subscription that reads the slots named slot, and
 // prepares the target for it.
 func (b *bench) configure(ctx context.Context) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	b.subscriptions++
+	name := fmt.Sprintf("bench_%d", b.subscriptions)
+	sub, err := lab.NewSubscription(name, b.dir, b.src, b.dst.DSNs())
 	if err != nil {
 		return err
 	}
-	b.addr = l.Addr().String()
-	if err := l.Close(); err != nil {
-		return err
-	}
-	b.subscriptions++
-	name := fmt.Sprintf("bench_%d", b.subscriptions)
-	var y strings.Builder
-	nodes := func(key string, dsns []string) {
-		fmt.Fprintf(&y, "  %s:\n", key)
-		for i, d := range dsns {
-			fmt.Fprintf(&y, "    - {content: %d, dsn: %q}\n", i, d)
-		}
-	}
-	fmt.Fprintf(&y, "subscription: %s\nsource:\n  coordinator: {dsn: %q}\n  slot: %s\n  publication: %s\n", name, b.src.DSN(), slot, b.src.Publication())
-	nodes("segments", b.src.SegmentDSNs())
-	fmt.Fprintf(&y, "target:\n  kind: shards\n  coordinator: {dsn: %q}\n", b.dst.DSN())
-	nodes("shards", b.dst.SegmentDSNs())
-	fmt.Fprintf(&y, "spool: {dir: %q}\nhttp: {listen: %q}\nlog: {level: warn}\n", filepath.Join(b.dir, name), b.addr)
+	b.addr = sub.Settings["http.listen"].(string)
+	sub.Set("source.slot", slot)
+	sub.Set("log.level", "warn")
 	b.conf = filepath.Join(b.dir, name+".yaml")
-	if err := os.WriteFile(b.conf, []byte(y.String()), 0o600); err != nil {
+	if err := sub.Write(b.conf); err != nil {
 		return err
 	}
 	out, err := exec.CommandContext(ctx, b.o.binary, "target", "prepare", "-c", b.conf).CombinedOutput()

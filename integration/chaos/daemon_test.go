@@ -152,7 +152,7 @@ func (w *world) terminate() string {
 func (w *world) report(ctx context.Context) *status.Report {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	r, _, err := status.Fetch(ctx, w.http)
+	r, _, err := status.Fetch(ctx, w.setting("http.listen"))
 	if err != nil {
 		return nil
 	}

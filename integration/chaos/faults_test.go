@@ -129,7 +129,7 @@ func (w *world) network(ctx context.Context, r *rand.Rand, p *repltest.Proxy, n 
 // slots that it cannot have. Where the second gives up, because the spool's
 // directory is the first one's, the first goes on.
 func (w *world) replace(ctx context.Context, r *rand.Rand) string {
-	old, address, spool := w.cur, w.http, w.spool
+	old, address, spool := w.cur, w.setting("http.listen"), w.setting("spool.dir")
 	w.disturbed = time.Now()
 	old.signal(syscall.SIGSTOP)
 	for _, s := range append(slices.Clone(w.src.Nodes()), w.dst.Nodes()...) {
@@ -137,14 +137,14 @@ func (w *world) replace(ctx context.Context, r *rand.Rand) string {
 			w.logf("end sessions: %v", err)
 		}
 	}
-	next, err := freeAddress()
+	next, err := lab.FreeAddress()
 	if err != nil {
 		old.signal(syscall.SIGCONT)
 		return err.Error()
 	}
-	w.setAddress(next)
+	w.change("http.listen", next)
 	if !w.set.Spooled { // there the spool goes with the subscription
-		w.setSpool(filepath.Join(w.dir, fmt.Sprintf("spool-%d", w.procs)))
+		w.change("spool.dir", filepath.Join(w.dir, fmt.Sprintf("spool-%d", w.procs)))
 	}
 	w.cur = w.spawn("")
 	pause(ctx, r, 500*time.Millisecond, 4500*time.Millisecond)
@@ -157,25 +157,13 @@ func (w *world) replace(ctx context.Context, r *rand.Rand) string {
 	case <-w.cur.done:
 		what := "not replaced: " + w.cur.last()
 		w.cur = old
-		w.setAddress(address)
-		if w.spool != spool {
-			w.setSpool(spool)
-		}
+		w.change("http.listen", address)
+		w.change("spool.dir", spool)
 		return what
 	case <-t.C:
 	}
 	old.kill()
 	return "replaced, the old daemon waited: " + old.last()
-}
-
-func (w *world) setAddress(a string) {
-	w.edit(w.http, a)
-	w.http = a
-}
-
-func (w *world) setSpool(dir string) {
-	w.edit(`dir: "`+w.spool+`"`, `dir: "`+dir+`"`)
-	w.spool = dir
 }
 
 // recover finishes what crashed dispatchers left, once everything is up.

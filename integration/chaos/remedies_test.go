@@ -284,7 +284,7 @@ func TestRemedies(t *testing.T) {
 // given up.
 func TestChangeOfAckMode(t *testing.T) {
 	a := newAdmin(t, true)
-	a.edit("status_interval: 300ms", "status_interval: 2s")
+	a.change("source.status_interval", "2s")
 	a.start()
 	a.insert(10)
 	a.drained()
@@ -309,13 +309,13 @@ func TestChangeOfAckMode(t *testing.T) {
 	a.disturbed = time.Now() // the target is away
 	a.terminate()
 	a.must(shard.Start(a.ctx))
-	a.edit("ack: spooled", "ack: applied")
+	a.change("spool.ack", "applied")
 	a.refuses("the only copy of confirmed transactions")
-	a.edit("ack: applied", "ack: spooled")
-	kept := a.spool
-	a.setSpool(kept + "-other")
+	a.change("spool.ack", "spooled")
+	kept := a.setting("spool.dir")
+	a.change("spool.dir", kept+"-other")
 	a.refuses("beyond the recorded position")
-	a.setSpool(kept)
+	a.change("spool.dir", kept)
 	a.start()
 	a.drained()
 	// The log moves on while nothing published happens.
@@ -326,8 +326,8 @@ func TestChangeOfAckMode(t *testing.T) {
 	}
 	a.disturbed = time.Time{}
 	a.terminate()
-	a.must(os.RemoveAll(a.spool))
-	a.edit("ack: spooled", "ack: applied")
+	a.must(os.RemoveAll(kept))
+	a.change("spool.ack", "applied")
 	a.start()
 	a.insert(5)
 	a.drained()

@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"cbrepl/demo"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/subscription/status"
@@ -90,7 +89,7 @@ func (w *world) settle(ctx context.Context) error {
 
 // drain waits until everything written up to now is applied and recorded.
 func (w *world) drain(ctx context.Context) (*status.Report, error) {
-	ends, err := demo.Ends(ctx, w.src)
+	ends, err := w.src.Ends(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +97,7 @@ func (w *world) drain(ctx context.Context) (*status.Report, error) {
 	for {
 		w.ensure("")
 		rep := w.report(ctx)
-		if rep != nil && demo.Drained(*rep, ends) {
+		if rep != nil && rep.Reached(ends) {
 			w.logf("drained in %.1f s", time.Since(began).Seconds())
 			return rep, nil
 		}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/url"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -63,12 +61,12 @@ type world struct {
 	logf func(string, ...any)
 	all  []shape
 
-	lab         *lab.Lab
-	src         *lab.Source
-	dst         *lab.TargetCluster
-	proxies     []*repltest.Proxy // one per server
-	file        string            // the subscription's
-	http, spool string            // as in the file
+	lab     *lab.Lab
+	src     *lab.Source
+	dst     *lab.TargetCluster
+	proxies []*repltest.Proxy // one per server
+	sub     *lab.Subscription
+	file    string // the subscription's
 
 	procs     int
 	cur       *proc
@@ -146,51 +144,36 @@ func (w *world) close() {
 	}
 }
 
-// proxied is a server's connection string, through a proxy and with a password.
-func (w *world) proxied(s *lab.Server) (string, error) {
-	u, err := url.Parse(s.DSN())
-	if err != nil {
-		return "", err
+// proxied lists connection strings that go through a proxy and hold a password.
+func (w *world) proxied(servers []*lab.Server) ([]string, error) {
+	var out []string
+	for _, s := range servers {
+		u, err := url.Parse(s.DSN())
+		if err != nil {
+			return nil, err
+		}
+		u.User = url.UserPassword(u.User.Username(), password)
+		p, err := repltest.New(u.String())
+		if err != nil {
+			return nil, err
+		}
+		w.proxies = append(w.proxies, p)
+		out = append(out, p.DSN())
 	}
-	u.User = url.UserPassword(u.User.Username(), password)
-	p, err := repltest.New(u.String())
-	if err != nil {
-		return "", err
-	}
-	w.proxies = append(w.proxies, p)
-	return p.DSN(), nil
-}
-
-// freeAddress is a loopback address that nobody listens on.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
+	return out, nil
 }
 
 // configure writes the subscription's file, makes slots and prepares the target.
 func (w *world) configure(ctx context.Context) error {
 	var err error
-	if w.http, err = freeAddress(); err != nil {
+	if w.sub, err = lab.NewSubscription("chaos", w.dir, w.src, w.dst.DSNs()); err != nil {
 		return err
 	}
-	w.spool, w.file = filepath.Join(w.dir, "spool-0"), filepath.Join(w.dir, "chaos.yaml")
-	var b strings.Builder
-	cluster := func(key, nodes string, servers []*lab.Server) error {
-		for i, s := range servers {
-			dsn, err := w.proxied(s)
-			if err != nil {
-				return err
-			}
-			if i == 0 {
-				fmt.Fprintf(&b, "%s:\n  coordinator: {dsn: %q}\n  %s:\n", key, dsn, nodes)
-			} else {
-				fmt.Fprintf(&b, "    - {content: %d, dsn: %q}\n", i-1, dsn)
-			}
-		}
-		return nil
+	if w.sub.Source, err = w.proxied(w.src.Nodes()); err != nil {
+		return err
+	}
+	if w.sub.Target, err = w.proxied(w.dst.Nodes()); err != nil {
+		return err
 	}
 	choose := func(yes bool, a, b string) string {
 		if yes {
@@ -198,19 +181,18 @@ func (w *world) configure(ctx context.Context) error {
 		}
 		return b
 	}
-	b.WriteString("subscription: chaos\n")
-	if err := cluster("source", "segments", w.src.Nodes()); err != nil {
-		return err
+	for key, value := range map[string]any{
+		"source.status_interval": "300ms", "source.two_phase": w.set.GID, "source.streaming": w.set.Streaming,
+		"apply.on_conflict": choose(w.set.LogConflicts, "log", "stop"),
+		"batch.max_rows":    w.set.MaxRows, "batch.max_dtxs": w.set.MaxDtxs, "batch.max_delay": w.set.Delay,
+		"spool.dir": filepath.Join(w.dir, "spool-0"), "spool.max_bytes": fmt.Sprintf("%dMiB", w.set.SpoolMiB),
+		"spool.ack": choose(w.set.Spooled, "spooled", "applied"),
+		"log.level": "debug",
+	} {
+		w.sub.Set(key, value)
 	}
-	fmt.Fprintf(&b, "  publication: %s\n  status_interval: 300ms\n  two_phase: %t\n  streaming: %t\n", w.src.Publication(), w.set.GID, w.set.Streaming)
-	if err := cluster("target", "shards", w.dst.Nodes()); err != nil {
-		return err
-	}
-	fmt.Fprintf(&b, "apply: {on_conflict: %s}\n", choose(w.set.LogConflicts, "log", "stop"))
-	fmt.Fprintf(&b, "batch: {max_rows: %d, max_dtxs: %d, max_delay: %s}\n", w.set.MaxRows, w.set.MaxDtxs, w.set.Delay)
-	fmt.Fprintf(&b, "spool: {dir: %q, max_bytes: %dMiB, ack: %s}\n", w.spool, w.set.SpoolMiB, choose(w.set.Spooled, "spooled", "applied"))
-	fmt.Fprintf(&b, "http: {listen: %q}\nlog: {level: debug}\n", w.http)
-	if err := os.WriteFile(w.file, []byte(b.String()), 0o600); err != nil {
+	w.file = filepath.Join(w.dir, "chaos.yaml")
+	if err := w.sub.Write(w.file); err != nil {
 		return err
 	}
 	for _, args := range [][]string{{"slots", "create"}, {"target", "prepare"}} {
@@ -221,19 +203,16 @@ func (w *world) configure(ctx context.Context) error {
 	return nil
 }
 
-// edit changes the subscription's file.
-func (w *world) edit(from, to string) {
-	b, err := os.ReadFile(w.file)
-	if err == nil && !strings.Contains(string(b), from) {
-		err = fmt.Errorf("no %q in the configuration", from)
-	}
-	if err == nil {
-		err = os.WriteFile(w.file, []byte(strings.ReplaceAll(string(b), from, to)), 0o600)
-	}
-	if err != nil {
+// change sets a key in the subscription's file.
+func (w *world) change(key string, value any) {
+	w.sub.Set(key, value)
+	if err := w.sub.Write(w.file); err != nil {
 		w.problem("%v", err)
 	}
 }
+
+// setting is a key's value in the subscription's file.
+func (w *world) setting(key string) string { s, _ := w.sub.Settings[key].(string); return s }
 
 // load runs transactions until ctx ends.
 func (w *world) load(ctx context.Context) {

@@ -50,6 +50,20 @@ type Report struct {
 	LastError *Failure         `json:"last_error"`
 }
 
+// Reached reports whether everything up to a position of every source node is
+// applied and recorded.
+func (r *Report) Reached(ends map[dtx.Content]dtx.LSN) bool {
+	if len(r.Streams) != len(ends) {
+		return false
+	}
+	for _, s := range r.Streams {
+		if dtx.LSN(s.SafeLSN) < ends[s.Content] {
+			return false
+		}
+	}
+	return true
+}
+
 // Stream is one source node.
 type Stream struct {
 	Content   dtx.Content `json:"content"`

@@ -1,4 +1,4 @@
-package demo
+package lab
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"cbrepl/lab"
 	"cbrepl/router"
 )
 
@@ -22,30 +21,24 @@ const (
 	Audit      = "public.audit"
 )
 
-// Tables lists them.
-var Tables = []string{Accounts, Orders, Events, Currencies, Audit}
+// startBalance is what every account starts with.
+const startBalance = 1000
 
-// Balance is what every account starts with.
-const Balance = 1000
-
-// definitions: an integer key, a text and integer key, a uuid key, a replicated
-// and a random table.
-var definitions = []lab.Table{
-	{Name: Accounts, Columns: "id int8 primary key, balance int8 not null, note text", Key: []string{"id"}},
-	{Name: Orders, Columns: "region text, no int4, amount numeric(12,2), detail text, primary key (region, no)", Key: []string{"region", "no"}},
-	{Name: Events, Columns: "id uuid primary key, at timestamptz, kind int2, payload jsonb", Key: []string{"id"}},
-	{Name: Currencies, Columns: "code text primary key, rate numeric, changes int4 not null default 0", Kind: router.Replicated},
-	{Name: Audit, Columns: "id int8 primary key, worker int4, what text", Kind: router.Random},
+// WorkloadTables are the workload's tables: an integer key, a text and integer
+// key, a uuid key, a replicated and a random table.
+func WorkloadTables() []Table {
+	return []Table{
+		{Name: Accounts, Columns: "id int8 primary key, balance int8 not null, note text", Key: []string{"id"}},
+		{Name: Orders, Columns: "region text, no int8, amount numeric(12,2), detail text, primary key (region, no)", Key: []string{"region", "no"}},
+		{Name: Events, Columns: "id uuid primary key, at timestamptz, kind int2, payload jsonb", Key: []string{"id"}},
+		{Name: Currencies, Columns: "code text primary key, rate numeric, changes int4 not null default 0", Kind: router.Replicated},
+		{Name: Audit, Columns: "id int8 primary key, worker int4, what text", Kind: router.Random},
+	}
 }
 
-// tableMaker is a source or a target cluster.
-type tableMaker interface {
-	CreateTable(ctx context.Context, t lab.Table) error
-}
-
-// CreateTables makes the workload's tables on a cluster.
-func CreateTables(ctx context.Context, c tableMaker) error {
-	for _, t := range definitions {
+// CreateWorkloadTables makes the workload's tables on a cluster.
+func (c *nodes) CreateWorkloadTables(ctx context.Context) error {
+	for _, t := range WorkloadTables() {
 		if err := c.CreateTable(ctx, t); err != nil {
 			return err
 		}
@@ -58,17 +51,20 @@ func CreateTables(ctx context.Context, c tableMaker) error {
 // tables, on one segment or several. Its methods may be called by several
 // goroutines.
 type Workload struct {
-	// Accounts, Workers and Seed shape it. Zero means 500 accounts, 8 workers.
-	Accounts, Workers int
-	Seed              uint64
+	Accounts int    // number of accounts
+	Workers  int    // transactions at once
+	Seed     uint64 // of all that is drawn
+	// FirstID begins the keys of orders and audit rows; 0 means 1. A workload on
+	// tables that another one has filled needs keys of its own.
+	FirstID int64
 	// TransfersOnly leaves out the other tables.
 	TransfersOnly bool
 
-	src   *lab.Source
+	src   *Source
 	dtxs  atomic.Int64
 	rows  atomic.Int64
 	multi atomic.Int64
-	next  atomic.Int64 // audit ids
+	next  atomic.Int64 // the last key of orders and audit rows
 	mu    sync.Mutex
 	keys  []orderKey
 	ids   []string // events
@@ -76,7 +72,7 @@ type Workload struct {
 
 type orderKey struct {
 	region string
-	no     int
+	no     int64
 }
 
 var (
@@ -84,13 +80,14 @@ var (
 	codes   = []string{"EUR", "USD", "JPY", "CHF", "SEK", "BRL"}
 )
 
-// NewWorkload returns a workload on a source whose tables exist.
-func NewWorkload(src *lab.Source, seed uint64) *Workload {
+// NewWorkload returns a workload of 500 accounts and 8 workers on a source with
+// the workload's tables.
+func NewWorkload(src *Source, seed uint64) *Workload {
 	return &Workload{src: src, Seed: seed, Accounts: 500, Workers: 8}
 }
 
 // Total is the sum of all balances at every commit.
-func (w *Workload) Total() int64 { return int64(w.Accounts) * Balance }
+func (w *Workload) Total() int64 { return int64(w.Accounts) * startBalance }
 
 // Counts returns committed transactions, how many of them ran on several
 // segments, and changed rows.
@@ -99,10 +96,10 @@ func (w *Workload) Counts() (dtxs, multi, rows int64) {
 }
 
 // do runs one transaction and counts it.
-func (w *Workload) do(ctx context.Context, f func(tx *lab.Tx) (rows int64, err error)) error {
+func (w *Workload) do(ctx context.Context, f func(tx *Tx) (rows int64, err error)) error {
 	var n int64
 	var parts int
-	err := w.src.Do(ctx, func(tx *lab.Tx) (err error) {
+	err := w.src.Do(ctx, func(tx *Tx) (err error) {
 		n, err = f(tx)
 		parts = len(tx.Participants())
 		return err
@@ -118,29 +115,33 @@ func (w *Workload) do(ctx context.Context, f func(tx *lab.Tx) (rows int64, err e
 	return nil
 }
 
-// Load inserts the first rows, in a few transactions.
-func (w *Workload) Load(ctx context.Context) error {
-	err := w.do(ctx, func(tx *lab.Tx) (int64, error) {
-		rows := make([]lab.Row, w.Accounts)
-		for i := range rows {
-			rows[i] = lab.Row{i + 1, Balance, fmt.Sprintf("account %d", i+1)}
-		}
-		return int64(len(rows)), tx.Insert(ctx, Accounts, rows...)
-	})
+// Fill inserts the first rows, in a few transactions. Accounts and currencies
+// that are there stay.
+func (w *Workload) Fill(ctx context.Context) error {
+	w.next.Store(w.before())
+	accounts, err := w.src.Count(ctx, Accounts)
 	if err != nil {
 		return err
 	}
-	err = w.do(ctx, func(tx *lab.Tx) (int64, error) {
-		rows := make([]lab.Row, len(codes))
-		for i, c := range codes {
-			rows[i] = lab.Row{c, "1.0", 0}
-		}
-		return int64(len(rows)), tx.Insert(ctx, Currencies, rows...)
-	})
+	currencies, err := w.src.Count(ctx, Currencies)
 	if err != nil {
 		return err
 	}
-	rnd := rand.New(rand.NewPCG(w.Seed, 99))
+	var rows []Row
+	for i := int(accounts); i < w.Accounts; i++ {
+		rows = append(rows, Row{i + 1, startBalance, fmt.Sprintf("account %d", i+1)})
+	}
+	if err := w.insert(ctx, Accounts, rows); err != nil {
+		return err
+	}
+	rows = nil
+	for _, c := range codes[min(int(currencies), len(codes)):] {
+		rows = append(rows, Row{c, "1.0", 0})
+	}
+	if err := w.insert(ctx, Currencies, rows); err != nil {
+		return err
+	}
+	rnd := w.random(99)
 	for range 4 {
 		if err := w.insertOrders(ctx, rnd, 250); err != nil {
 			return err
@@ -155,16 +156,32 @@ func (w *Workload) Load(ctx context.Context) error {
 	return nil
 }
 
+// before is the key before the workload's first.
+func (w *Workload) before() int64 { return max(w.FirstID-1, 0) }
+
+// random is a sequence of the workload's own.
+func (w *Workload) random(stream uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(w.Seed^uint64(w.before()), stream))
+}
+
+// insert inserts rows in one transaction.
+func (w *Workload) insert(ctx context.Context, table string, rows []Row) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	return w.do(ctx, func(tx *Tx) (int64, error) { return int64(len(rows)), tx.Insert(ctx, table, rows...) })
+}
+
 // Run keeps the workers busy until ctx ends; that is no error.
 func (w *Workload) Run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for i := range w.Workers {
 		g.Go(func() error {
-			rnd := rand.New(rand.NewPCG(w.Seed, uint64(i)))
+			rnd := w.random(uint64(i))
 			for gctx.Err() == nil {
 				// The transaction in hand is finished: a source's clients do not
-				// vanish in the middle of a commit because the demo ends.
-				if err := w.one(context.WithoutCancel(gctx), rnd, i); err != nil && !lab.Retryable(err) {
+				// vanish in the middle of a commit because the load ends.
+				if err := w.one(context.WithoutCancel(gctx), rnd, i); err != nil && !Retryable(err) {
 					return err
 				}
 			}
@@ -205,9 +222,9 @@ func (w *Workload) transfer(ctx context.Context, rnd *rand.Rand) error {
 	if a > b {
 		a, b, amount = b, a, -amount
 	}
-	return w.do(ctx, func(tx *lab.Tx) (int64, error) {
+	return w.do(ctx, func(tx *Tx) (int64, error) {
 		set := func(id, delta int) error {
-			_, err := tx.Update(ctx, Accounts, lab.Values{"balance": lab.Expr(fmt.Sprintf("balance + %d", delta))}, lab.Values{"id": id})
+			_, err := tx.Update(ctx, Accounts, Values{"balance": Expr(fmt.Sprintf("balance + %d", delta))}, Values{"id": id})
 			return err
 		}
 		if err := set(a, -amount); err != nil {
@@ -219,12 +236,12 @@ func (w *Workload) transfer(ctx context.Context, rnd *rand.Rand) error {
 
 func (w *Workload) insertOrders(ctx context.Context, rnd *rand.Rand, n int) error {
 	keys := make([]orderKey, n)
-	rows := make([]lab.Row, n)
+	rows := make([]Row, n)
 	for i := range rows {
-		keys[i] = orderKey{regions[rnd.IntN(len(regions))], int(w.next.Add(1))}
-		rows[i] = lab.Row{keys[i].region, keys[i].no, fmt.Sprintf("%d.%02d", rnd.IntN(10000), rnd.IntN(100)), detail(rnd)}
+		keys[i] = orderKey{regions[rnd.IntN(len(regions))], w.next.Add(1)}
+		rows[i] = Row{keys[i].region, keys[i].no, fmt.Sprintf("%d.%02d", rnd.IntN(10000), rnd.IntN(100)), detail(rnd)}
 	}
-	err := w.do(ctx, func(tx *lab.Tx) (int64, error) { return int64(n), tx.Insert(ctx, Orders, rows...) })
+	err := w.do(ctx, func(tx *Tx) (int64, error) { return int64(n), tx.Insert(ctx, Orders, rows...) })
 	if err == nil {
 		w.mu.Lock()
 		w.keys = append(w.keys, keys...)
@@ -259,9 +276,9 @@ func (w *Workload) changeOrder(ctx context.Context, rnd *rand.Rand) error {
 		return nil
 	}
 	var keep *orderKey
-	err := w.do(ctx, func(tx *lab.Tx) (int64, error) {
+	err := w.do(ctx, func(tx *Tx) (int64, error) {
 		keep = &k // the transaction may run again
-		key := lab.Values{"region": k.region, "no": k.no}
+		key := Values{"region": k.region, "no": k.no}
 		switch rnd.IntN(4) {
 		case 0:
 			keep = nil
@@ -269,10 +286,10 @@ func (w *Workload) changeOrder(ctx context.Context, rnd *rand.Rand) error {
 		case 1:
 			moved := orderKey{regions[rnd.IntN(len(regions))], k.no}
 			keep = &moved
-			n, err := tx.Update(ctx, Orders, lab.Values{"region": moved.region}, key)
+			n, err := tx.Update(ctx, Orders, Values{"region": moved.region}, key)
 			return 2 * n, err
 		default:
-			return tx.Update(ctx, Orders, lab.Values{"amount": fmt.Sprintf("%d.5", rnd.IntN(500))}, key)
+			return tx.Update(ctx, Orders, Values{"amount": fmt.Sprintf("%d.5", rnd.IntN(500))}, key)
 		}
 	})
 	if err == nil && keep != nil {
@@ -300,12 +317,12 @@ func take[T any](w *Workload, list *[]T, rnd *rand.Rand) (v T, ok bool) {
 
 func (w *Workload) insertEvents(ctx context.Context, rnd *rand.Rand, n int) error {
 	ids := make([]string, n)
-	rows := make([]lab.Row, n)
+	rows := make([]Row, n)
 	for i := range rows {
 		ids[i] = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", rnd.Uint32(), rnd.IntN(1<<16), rnd.IntN(1<<12), rnd.IntN(1<<12), rnd.Int64N(1<<48))
-		rows[i] = lab.Row{ids[i], "2024-02-29 12:00:00.000001+00", rnd.IntN(100), `{"a": [1, 2.50, "x\ty"]}`}
+		rows[i] = Row{ids[i], "2024-02-29 12:00:00.000001+00", rnd.IntN(100), `{"a": [1, 2.50, "x\ty"]}`}
 	}
-	err := w.do(ctx, func(tx *lab.Tx) (int64, error) { return int64(n), tx.Insert(ctx, Events, rows...) })
+	err := w.do(ctx, func(tx *Tx) (int64, error) { return int64(n), tx.Insert(ctx, Events, rows...) })
 	if err == nil {
 		w.mu.Lock()
 		w.ids = append(w.ids, ids...)
@@ -320,11 +337,11 @@ func (w *Workload) changeEvent(ctx context.Context, rnd *rand.Rand) error {
 		return nil
 	}
 	gone := rnd.IntN(3) == 0
-	err := w.do(ctx, func(tx *lab.Tx) (int64, error) {
+	err := w.do(ctx, func(tx *Tx) (int64, error) {
 		if gone {
-			return tx.Delete(ctx, Events, lab.Values{"id": id})
+			return tx.Delete(ctx, Events, Values{"id": id})
 		}
-		return tx.Update(ctx, Events, lab.Values{"kind": rnd.IntN(100)}, lab.Values{"id": id})
+		return tx.Update(ctx, Events, Values{"kind": rnd.IntN(100)}, Values{"id": id})
 	})
 	if err == nil && !gone {
 		w.mu.Lock()
@@ -336,20 +353,20 @@ func (w *Workload) changeEvent(ctx context.Context, rnd *rand.Rand) error {
 
 // reprice changes a row of the replicated table, on every segment.
 func (w *Workload) reprice(ctx context.Context, rnd *rand.Rand) error {
-	return w.do(ctx, func(tx *lab.Tx) (int64, error) {
-		return tx.Update(ctx, Currencies, lab.Values{
-			"rate": fmt.Sprintf("%d.%04d", rnd.IntN(3), rnd.IntN(10000)), "changes": lab.Expr("changes + 1"),
-		}, lab.Values{"code": codes[rnd.IntN(len(codes))]})
+	return w.do(ctx, func(tx *Tx) (int64, error) {
+		return tx.Update(ctx, Currencies, Values{
+			"rate": fmt.Sprintf("%d.%04d", rnd.IntN(3), rnd.IntN(10000)), "changes": Expr("changes + 1"),
+		}, Values{"code": codes[rnd.IntN(len(codes))]})
 	})
 }
 
 // audit inserts into the random table, and now and then removes an old row,
 // which takes every segment since nobody knows where it is.
 func (w *Workload) audit(ctx context.Context, rnd *rand.Rand, worker, n int) error {
-	return w.do(ctx, func(tx *lab.Tx) (int64, error) {
-		rows := make([]lab.Row, n)
+	return w.do(ctx, func(tx *Tx) (int64, error) {
+		rows := make([]Row, n)
 		for i := range rows {
-			rows[i] = lab.Row{int(w.next.Add(1)), worker, fmt.Sprintf("step %d", rnd.IntN(100))}
+			rows[i] = Row{w.next.Add(1), worker, fmt.Sprintf("step %d", rnd.IntN(100))}
 		}
 		if err := tx.Insert(ctx, Audit, rows...); err != nil {
 			return 0, err
@@ -357,7 +374,7 @@ func (w *Workload) audit(ctx context.Context, rnd *rand.Rand, worker, n int) err
 		var gone int64
 		if rnd.IntN(20) == 0 {
 			var err error
-			if gone, err = tx.Delete(ctx, Audit, lab.Values{"id": 1 + rnd.IntN(int(w.next.Load()))}); err != nil {
+			if gone, err = tx.Delete(ctx, Audit, Values{"id": w.before() + 1 + rnd.Int64N(w.next.Load()-w.before())}); err != nil {
 				return 0, err
 			}
 		}
