@@ -123,22 +123,5 @@ type Found struct {
 // MaxMissing bounds Found.Missing.
 const MaxMissing = 100
 
-// DataError is a server's refusal of data, pinned down as far as the backend
-// can. Its text never holds row values.
-type DataError struct {
-	// Row is the 0-based row of the operation, -1 when not known.
-	Row int
-	// Duplicate is set for the violation of a unique or exclusion constraint.
-	Duplicate  bool
-	Constraint string
-	Err        error
-}
-
-// Error prints the cause.
-func (e *DataError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *DataError) Unwrap() error { return e.Err }
-
 // ServerPlaced is the only segment of a target whose server places the rows.
 const ServerPlaced = dtx.Coordinator

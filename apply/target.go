@@ -1,8 +1,12 @@
-// Package apply turns batches into target changes. This package owns what is
-// the same for every kind of target: mapping source relations to target tables,
-// folding changes to net effects, ordering, and error reports. apply/shards
-// and apply/cloudberry own SQL shapes, connections and the commit. It never
-// chooses what enters a batch.
+// Package apply is the vocabulary of the target side: what a target is (Target),
+// what the engine asks of one (Backend and its operations), rows, results, state,
+// name rules, options and errors. It holds no logic of its own.
+//
+//	apply/engine      folds a batch's changes and calls a Backend
+//	apply/shards      a target of stock PostgreSQL servers, by two-phase commit
+//	apply/cloudberry  a target cluster, through its coordinator
+//
+// None of them chooses what enters a batch.
 package apply
 
 import (

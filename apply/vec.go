@@ -36,6 +36,9 @@ func (v *Vec) HasNull() bool { return v.nulls }
 // Size returns the bytes held.
 func (v *Vec) Size() int { return len(v.buf) }
 
+// Cap returns the bytes allocated.
+func (v *Vec) Cap() int { return cap(v.buf) }
+
 func (v *Vec) grow() {
 	if len(v.buf) == 0 {
 		v.buf = append(v.buf, make([]byte, vecHeader)...)
@@ -66,7 +69,7 @@ func (v *Vec) AppendValue(x pgoutput.Value) {
 	case pgoutput.ValueNull:
 		v.AppendNull()
 	default:
-		panic(fmt.Sprintf("target: value of kind %q in a column vector", x.Kind))
+		panic(fmt.Sprintf("apply: value of kind %q in a column vector", x.Kind))
 	}
 }
 
@@ -114,15 +117,15 @@ func (v *Vec) All(f func(i int, b []byte)) {
 	}
 }
 
-// seal prepares the vectors for concurrent reading.
-func (s *Set) seal() {
+// Seal prepares the vectors for concurrent reading.
+func (s *Set) Seal() {
 	for _, v := range s.Vals {
 		v.TextArray()
 	}
 }
 
-// row copies the values of row n; nil is NULL.
-func (s *Set) row(n int) [][]byte {
+// Row copies the values of row n; nil is NULL.
+func (s *Set) Row(n int) [][]byte {
 	out := make([][]byte, len(s.Vals))
 	for c, v := range s.Vals {
 		v.All(func(i int, b []byte) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cbrepl/apply"
+	"cbrepl/apply/engine"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
@@ -91,14 +92,14 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	opt := t.opts.Engine
 	opt.KeepAlive = t.opts.IdleTimeout / 3
-	engine, err := apply.NewEngine(opt, t.opts.Names, usable, list, []dtx.Content{apply.ServerPlaced})
+	eng, err := engine.New(opt, t.opts.Names, usable, list, []dtx.Content{apply.ServerPlaced})
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}
 	if err := pgside.Together(opCatalogue, errs); err != nil {
 		return err
 	}
-	t.engine, t.tables = engine, ts
+	t.engine, t.tables = eng, ts
 	return nil
 }
 

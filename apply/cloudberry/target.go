@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"cbrepl/apply"
+	"cbrepl/apply/engine"
 	"cbrepl/dtx"
 )
 
@@ -37,7 +38,7 @@ type Target struct {
 	internal int
 
 	tables  *tables
-	engine  *apply.Engine
+	engine  *engine.Engine
 	backend *backend
 
 	mu    sync.Mutex

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"cbrepl/apply"
+	"cbrepl/apply/engine"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
@@ -129,14 +129,14 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	opt := t.opts.Engine
 	opt.BinaryCopy = !t.textOnly.Load()
 	opt.KeepAlive = t.opts.IdleTimeout / 3
-	engine, err := apply.NewEngine(opt, t.opts.Names, usable, list, segments)
+	eng, err := engine.New(opt, t.opts.Names, usable, list, segments)
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}
 	if err := pgside.Together(opCatalogue, errs); err != nil {
 		return err
 	}
-	t.engine = engine
+	t.engine = eng
 	return nil
 }
 

@@ -228,7 +228,7 @@ func BenchmarkSmallBatches(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer closeTarget(b, tg)
-	tg.private.newEngine = func() engine { return oneRow{tg} }
+	tg.private.newEngine = func() applier { return oneRow{tg} }
 	if _, err := tg.Open(ctx); err != nil {
 		b.Fatal(err)
 	}

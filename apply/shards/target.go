@@ -24,7 +24,7 @@ type Target struct {
 	shards []*node
 
 	// engine is made anew by every Open.
-	engine  engine
+	engine  applier
 	backend apply.Backend
 	// textOnly is set once a server has refused the binary form of rows: engines
 	// made from then on send text.
@@ -55,12 +55,12 @@ type Target struct {
 		// package's prefix.
 		onPoint func(name string) error
 		// newEngine replaces the reading of the catalogue.
-		newEngine func() engine
+		newEngine func() applier
 	}
 }
 
-// engine writes the rows of a batch; it is *apply.Engine.
-type engine interface {
+// applier writes the rows of a batch; it is *engine.Engine.
+type applier interface {
 	Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows, be apply.Backend) (apply.Result, error)
 }
 

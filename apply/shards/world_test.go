@@ -317,7 +317,7 @@ func newHistoryTarget(h history, o Options, salt uint64) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	tg.private.newEngine = func() engine { return &writer{tg, h, salt} }
+	tg.private.newEngine = func() applier { return &writer{tg, h, salt} }
 	return tg, nil
 }
 

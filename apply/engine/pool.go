@@ -1,6 +1,9 @@
-package apply
+package engine
 
-import "sync"
+import (
+	"cbrepl/apply"
+	"sync"
+)
 
 // pool keeps buffers between operations, up to limit bytes. The goroutines of
 // several segments give back to it.
@@ -9,31 +12,31 @@ type pool struct {
 
 	mu   sync.Mutex
 	held int64
-	vecs []*Vec
+	vecs []*apply.Vec
 	bufs [][]byte
 }
 
 // maxPooled is the size of a buffer that is not worth keeping.
 const maxPooled = 8 << 20
 
-func (p *pool) vec() *Vec {
+func (p *pool) vec() *apply.Vec {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(p.vecs)
 	if n == 0 {
-		return new(Vec)
+		return new(apply.Vec)
 	}
 	v := p.vecs[n-1]
 	p.vecs = p.vecs[:n-1]
-	p.held -= int64(cap(v.buf))
+	p.held -= int64(v.Cap())
 	return v
 }
 
-func (p *pool) putVecs(vs []*Vec) {
+func (p *pool) putVecs(vs []*apply.Vec) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, v := range vs {
-		if p.take(cap(v.buf)) {
+		if p.take(v.Cap()) {
 			v.Reset()
 			p.vecs = append(p.vecs, v)
 		}

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -15,7 +16,7 @@ import (
 // run is one Apply.
 type run struct {
 	e     *Engine
-	be    Backend
+	be    apply.Backend
 	lanes *lanes
 	// parts are the batch's parts in order; part is the one being read.
 	parts []dtx.Part
@@ -37,7 +38,7 @@ type run struct {
 	spill spill
 
 	mu     sync.Mutex // guards result while lanes run
-	result Result
+	result apply.Result
 
 	rel *relation // of the change at hand
 	// Scratch of the reading goroutine.
@@ -47,7 +48,7 @@ type run struct {
 	img              []byte
 }
 
-func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be Backend) *run {
+func newRun(ctx context.Context, e *Engine, b *dtx.Batch, be apply.Backend) *run {
 	r := &run{e: e, be: be, lanes: newLanes(ctx, len(e.segments), e.opt.QueueBytes)}
 	r.lanes.every = e.opt.KeepAlive
 	r.lanes.alive = func(ctx context.Context, i int) error {
@@ -66,7 +67,7 @@ func (r *run) finish(err error) error {
 }
 
 // batch walks the steps.
-func (r *run) batch(b *dtx.Batch, rows Rows) error {
+func (r *run) batch(b *dtx.Batch, rows apply.Rows) error {
 	base := 0
 	for i := range b.Steps {
 		s := &b.Steps[i]
@@ -86,7 +87,7 @@ func (r *run) batch(b *dtx.Batch, rows Rows) error {
 
 // step applies parts without a TRUNCATE. Those of one content follow each other
 // in order; contents, which stand in no order (dtx.Step), take turns.
-func (r *run) step(base int, parts []dtx.Part, rows Rows) (err error) {
+func (r *run) step(base int, parts []dtx.Part, rows apply.Rows) (err error) {
 	contents := byContent(base, parts)
 	readers := make([]partReader, min(len(contents), openContents))
 	defer func() {
@@ -136,7 +137,7 @@ const openContents = 32
 
 // partReader reads the parts of one content after the other.
 type partReader struct {
-	it   RowIter // of part; nil between parts
+	it   apply.RowIter // of part; nil between parts
 	part int32
 	left []int32
 }
@@ -189,7 +190,7 @@ type truncate struct {
 // read applies the changes of a turn, up to the part's end or the next TRUNCATE,
 // which it returns; more tells that the part goes on. Where inserts may be
 // held back, a part is read in one turn.
-func (r *run) read(it RowIter) (trunc *truncate, more bool, err error) {
+func (r *run) read(it apply.RowIter) (trunc *truncate, more bool, err error) {
 	for n := 0; n < r.e.opt.TurnRows || r.e.inOrder; n++ {
 		c, err := it.Next()
 		if errors.Is(err, io.EOF) {

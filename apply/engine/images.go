@@ -1,8 +1,9 @@
-package apply
+package engine
 
 import (
 	"context"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 )
 
@@ -32,7 +33,7 @@ func (fl *flusher) deleteImages() error {
 		}
 	}
 	g.fetch = fetch
-	await := fetch || fl.uncertain() || fl.e.opt.OnConflict == ConflictLog
+	await := fetch || fl.uncertain() || fl.e.opt.OnConflict == apply.ConflictLog
 	for i := range f.slots {
 		s := &f.slots[i]
 		if s.orig == 0 {
@@ -69,8 +70,8 @@ func (fl *flusher) deleteImages() error {
 
 // sendImages queues a delete by images.
 func (fl *flusher) sendImages(w *work, place int, await bool) error {
-	op := &ImageOp{
-		Table: fl.t.Table, N: w.n, Image: Set{fl.sh.keyTarget, w.keys}, Count: w.count, Ordinals: await,
+	op := &apply.ImageOp{
+		Table: fl.t.Table, N: w.n, Image: apply.Set{Cols: fl.sh.keyTarget, Vals: w.keys}, Count: w.count, Ordinals: await,
 		Partial: fl.uncertain(),
 	}
 	if w.g.fetch {
@@ -80,10 +81,12 @@ func (fl *flusher) sendImages(w *work, place int, await bool) error {
 	for _, c := range w.count {
 		want += c
 	}
-	op.Image.seal()
+	op.Image.Seal()
 	return fl.ask(w, place, await, request{
 		what: "delete rows", keys: &op.Image, want: want, missing: conflictMissingDelete,
-		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.DeleteImages(ctx, seg, op) },
+		run: func(ctx context.Context, seg dtx.Content) (apply.Found, error) {
+			return fl.be.DeleteImages(ctx, seg, op)
+		},
 	})
 }
 
@@ -152,7 +155,7 @@ func (fl *flusher) chain(n int32) int64 {
 
 // take hands the found rows to the records of their image, first come first
 // served, and returns the heads of the chains that are left.
-func (fl *flusher) take(w *work, got Found) ([]int32, error) {
+func (fl *flusher) take(w *work, got apply.Found) ([]int32, error) {
 	heads := append([]int32(nil), w.recs...)
 	nf := 0
 	if w.g.fetch {

@@ -1,10 +1,11 @@
-package apply
+package engine
 
 import (
 	"encoding/binary"
 	"slices"
 	"strings"
 
+	"cbrepl/apply"
 	"cbrepl/apply/internal/pgbinary"
 	"cbrepl/catalog"
 	"cbrepl/pgoutput"
@@ -23,7 +24,7 @@ type layout struct {
 // nil where the rows of a COPY are read again as text: to find those that violate
 // a constraint.
 func (e *Engine) encoders(t *catalog.Table) []pgbinary.Encoder {
-	if !e.opt.BinaryCopy || e.opt.OnConflict == ConflictLog ||
+	if !e.opt.BinaryCopy || e.opt.OnConflict == apply.ConflictLog ||
 		slices.ContainsFunc(t.Uniques, func(u catalog.Unique) bool { return u.Deferrable }) {
 		return nil
 	}
@@ -204,7 +205,7 @@ func appendBinaryRow(dst []byte, encode []pgbinary.Encoder, vals []pgoutput.Valu
 const nullLength = ^uint32(0)
 
 // copyKey reads the identity of a row back from the body of a COPY.
-func copyKey(sh *shape, op *CopyOp, row int) [][]byte {
+func copyKey(sh *shape, op *apply.CopyOp, row int) [][]byte {
 	field := textField(op, row)
 	if op.Binary {
 		field = binaryField(op, row)
@@ -225,7 +226,7 @@ func copyKey(sh *shape, op *CopyOp, row int) [][]byte {
 }
 
 // textField returns what reads the fields of a row.
-func textField(op *CopyOp, row int) func(i int) ([]byte, bool) {
+func textField(op *apply.CopyOp, row int) func(i int) ([]byte, bool) {
 	var fields []string
 	if lines := strings.Split(string(op.Data), "\n"); row < len(lines) {
 		fields = strings.Split(lines[row], "\t")
@@ -240,7 +241,7 @@ func textField(op *CopyOp, row int) func(i int) ([]byte, bool) {
 
 var copyUnescaper = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r", `\t`, "\t")
 
-func binaryField(op *CopyOp, row int) func(i int) ([]byte, bool) {
+func binaryField(op *apply.CopyOp, row int) func(i int) ([]byte, bool) {
 	b := op.Data[len(binaryHeader):]
 	fields := make([][]byte, len(op.Cols))
 	for range row + 1 {

@@ -1,10 +1,11 @@
-package apply
+package engine
 
 import (
 	"context"
 	"errors"
 	"slices"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 )
 
@@ -31,9 +32,9 @@ func (r *run) sendCopy(t *table, place int, l *layout) error {
 	if t.mode == modePass {
 		r.hold(t, -int64(len(b.data)), 0)
 	}
-	op := &CopyOp{
+	op := &apply.CopyOp{
 		Table: t.Table, Cols: l.cols, Data: b.body(), Binary: b.binary, Rows: b.rows,
-		SkipDuplicates: r.e.opt.OnConflict == ConflictLog,
+		SkipDuplicates: r.e.opt.OnConflict == apply.ConflictLog,
 	}
 	marks, shape := b.marks, t.shape
 	*b = copyBuf{}
@@ -76,9 +77,9 @@ func (r *run) lane(seg dtx.Content) int { return slices.Index(r.e.segments, seg)
 
 // copyError pins the refusal of an insert down to its part and, for a
 // duplicate, to its identity.
-func (r *run) copyError(t *table, sh *shape, seg dtx.Content, op *CopyOp, marks []mark, err error) error {
+func (r *run) copyError(t *table, sh *shape, seg dtx.Content, op *apply.CopyOp, marks []mark, err error) error {
 	part := r.onlyPart(len(marks), func(i int) int32 { return marks[i].part })
-	var de *DataError
+	var de *apply.DataError
 	if !errors.As(err, &de) {
 		return r.opError(t, seg, part, "insert rows", err)
 	}

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -49,7 +50,7 @@ func (v mval) String() string {
 func newModel(n int, tables ...*catalog.Table) *model {
 	m := &model{rows: map[*catalog.Table]map[dtx.Content][]*mrow{}}
 	if n == 0 {
-		m.segs = []dtx.Content{ServerPlaced}
+		m.segs = []dtx.Content{apply.ServerPlaced}
 	}
 	for i := range n {
 		m.segs = append(m.segs, dtx.Content(i))
@@ -92,7 +93,7 @@ func (m *model) conflicts(t *catalog.Table, seg dtx.Content, r *mrow) bool {
 	return false
 }
 
-func (m *model) Copy(_ context.Context, seg dtx.Content, op *CopyOp) (int64, error) {
+func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
@@ -118,7 +119,7 @@ func (m *model) Copy(_ context.Context, seg dtx.Content, op *CopyOp) (int64, err
 			if op.SkipDuplicates {
 				continue
 			}
-			return n, &DataError{Row: i, Duplicate: true, Err: errDuplicate}
+			return n, &apply.DataError{Row: i, Duplicate: true, Err: errDuplicate}
 		}
 		m.rows[op.Table][seg] = append(m.rows[op.Table][seg], r)
 		n++
@@ -127,7 +128,7 @@ func (m *model) Copy(_ context.Context, seg dtx.Content, op *CopyOp) (int64, err
 }
 
 // copyBody reads the rows of a COPY of text columns.
-func copyBody(op *CopyOp) ([][]mval, error) {
+func copyBody(op *apply.CopyOp) ([][]mval, error) {
 	var out [][]mval
 	if op.Binary {
 		b, ok := bytes.CutPrefix(op.Data, []byte(binaryHeader))
@@ -171,7 +172,7 @@ func copyBody(op *CopyOp) ([][]mval, error) {
 	return out, nil
 }
 
-func setValues(s Set, n int) [][]mval {
+func setValues(s apply.Set, n int) [][]mval {
 	out := make([][]mval, n)
 	for i := range out {
 		out[i] = make([]mval, len(s.Cols))
@@ -206,14 +207,14 @@ func (r *mrow) fetch(cols []int) []pgoutput.Value {
 	return out
 }
 
-func (m *model) Delete(_ context.Context, seg dtx.Content, op *DeleteOp) (Found, error) {
+func (m *model) Delete(_ context.Context, seg dtx.Content, op *apply.DeleteOp) (apply.Found, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
-		return Found{}, err
+		return apply.Found{}, err
 	}
 	keys, differ := setValues(op.Keys, op.N), setValues(op.Differ, op.N)
-	var found Found
+	var found apply.Found
 	for i := range keys {
 		hit := false
 		m.rows[op.Table][seg] = slices.DeleteFunc(m.rows[op.Table][seg], func(r *mrow) bool {
@@ -239,14 +240,14 @@ func (m *model) Delete(_ context.Context, seg dtx.Content, op *DeleteOp) (Found,
 	return found, nil
 }
 
-func (m *model) Update(_ context.Context, seg dtx.Content, op *UpdateOp) (Found, error) {
+func (m *model) Update(_ context.Context, seg dtx.Content, op *apply.UpdateOp) (apply.Found, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
-		return Found{}, err
+		return apply.Found{}, err
 	}
 	keys, set, same := setValues(op.Keys, op.N), setValues(op.Set, op.N), setValues(op.Same, op.N)
-	var found Found
+	var found apply.Found
 	for i := range keys {
 		hit := false
 		for _, r := range m.rows[op.Table][seg] {
@@ -259,7 +260,7 @@ func (m *model) Update(_ context.Context, seg dtx.Content, op *UpdateOp) (Found,
 				r.vals[c] = set[i][j]
 			}
 			if m.conflicts(op.Table, seg, r) {
-				return found, &DataError{Row: -1, Duplicate: true, Err: errDuplicate}
+				return found, &apply.DataError{Row: -1, Duplicate: true, Err: errDuplicate}
 			}
 		}
 		if !hit && !op.Partial {
@@ -270,14 +271,14 @@ func (m *model) Update(_ context.Context, seg dtx.Content, op *UpdateOp) (Found,
 	return found, nil
 }
 
-func (m *model) DeleteImages(_ context.Context, seg dtx.Content, op *ImageOp) (Found, error) {
+func (m *model) DeleteImages(_ context.Context, seg dtx.Content, op *apply.ImageOp) (apply.Found, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
-		return Found{}, err
+		return apply.Found{}, err
 	}
 	images := setValues(op.Image, op.N)
-	var found Found
+	var found apply.Found
 	for i := range images {
 		left := op.Count[i]
 		m.rows[op.Table][seg] = slices.DeleteFunc(m.rows[op.Table][seg], func(r *mrow) bool {
@@ -334,7 +335,7 @@ func (m *model) lines(t *catalog.Table, segments bool) []string {
 // memRows serves parts from memory.
 type memRows map[dtx.SpoolID][]*pgoutput.Change
 
-func (m memRows) Open(p dtx.Part) (RowIter, error) { return &memIter{m[p.Spool]}, nil }
+func (m memRows) Open(p dtx.Part) (apply.RowIter, error) { return &memIter{m[p.Spool]}, nil }
 
 type memIter struct{ left []*pgoutput.Change }
 

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
@@ -17,8 +18,8 @@ import (
 // order: a TRUNCATE runs on every segment that has the table. Where one part has
 // fewer, its rows cannot be put before or behind it, and guessing would lose
 // rows.
-func (r *run) barrier(base int, parts []dtx.Part, rows Rows) (err error) {
-	iters := make([]RowIter, len(parts))
+func (r *run) barrier(base int, parts []dtx.Part, rows apply.Rows) (err error) {
+	iters := make([]apply.RowIter, len(parts))
 	defer func() {
 		for _, it := range iters {
 			if it != nil {

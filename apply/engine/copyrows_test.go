@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -19,7 +20,7 @@ type copies struct {
 	got, tables []string
 }
 
-func (c *copies) Copy(_ context.Context, _ dtx.Content, op *CopyOp) (int64, error) {
+func (c *copies) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (int64, error) {
 	format := "text"
 	if op.Binary {
 		format = "binary"
@@ -40,18 +41,18 @@ func TestBinaryCopy(t *testing.T) {
 	}
 	const date = 1082
 	for name, c := range map[string]struct {
-		opt        Options
+		opt        apply.Options
 		key        *router.Type
 		deferrable bool
 		binary     bool
 	}{
-		"binary":             {Options{BinaryCopy: true}, typ(23), false, true},
-		"not asked for":      {Options{}, typ(23), false, false},
-		"duplicates skipped": {Options{BinaryCopy: true, OnConflict: ConflictLog}, typ(23), false, false},
-		"checked afterwards": {Options{BinaryCopy: true}, typ(23), true, false},
-		"key not reversible": {Options{BinaryCopy: true}, typ(1700), false, false},
-		"of an extension":    {Options{BinaryCopy: true}, &router.Type{OID: 23, Kind: router.BaseType, Extension: "x"}, false, false},
-		"domain":             {Options{BinaryCopy: true}, &router.Type{OID: 99999, Kind: router.DomainType, Elem: typ(23)}, false, false},
+		"binary":             {apply.Options{BinaryCopy: true}, typ(23), false, true},
+		"not asked for":      {apply.Options{}, typ(23), false, false},
+		"duplicates skipped": {apply.Options{BinaryCopy: true, OnConflict: apply.ConflictLog}, typ(23), false, false},
+		"checked afterwards": {apply.Options{BinaryCopy: true}, typ(23), true, false},
+		"key not reversible": {apply.Options{BinaryCopy: true}, typ(1700), false, false},
+		"of an extension":    {apply.Options{BinaryCopy: true}, &router.Type{OID: 23, Kind: router.BaseType, Extension: "x"}, false, false},
+		"domain":             {apply.Options{BinaryCopy: true}, &router.Type{OID: 99999, Kind: router.DomainType, Elem: typ(23)}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rel := &pgoutput.Relation{
@@ -66,7 +67,7 @@ func TestBinaryCopy(t *testing.T) {
 			}
 			c.opt.ChunkBytes = 100
 			be := &copies{model: newModel(1, tgt)}
-			e, err := NewEngine(c.opt, NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, be.Segments())
+			e, err := New(c.opt, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, be.Segments())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,7 +126,7 @@ func TestHoldBytes(t *testing.T) {
 			b.Steps[0].Parts = append(b.Steps[0].Parts, dtx.Part{GXID: 1, Content: dtx.Content(i), Spool: dtx.SpoolID(i + 1)})
 		}
 		be := &copies{model: newModel(1, targets...)}
-		e, err := NewEngine(Options{HoldBytes: c.bytes, WindowBytes: 1}, NameMap{}, sources, targets, be.Segments())
+		e, err := New(apply.Options{HoldBytes: c.bytes, WindowBytes: 1}, apply.NameMap{}, sources, targets, be.Segments())
 		if err != nil {
 			t.Fatal(err)
 		}

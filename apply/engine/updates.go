@@ -1,9 +1,10 @@
-package apply
+package engine
 
 import (
 	"context"
 	"slices"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 )
 
@@ -125,17 +126,17 @@ func (fl *flusher) sendUpdates(works []*work, await bool) error {
 
 func (fl *flusher) sendUpdate(w *work, await bool) error {
 	t, sh := fl.t, fl.sh
-	op := &UpdateOp{
-		Table: t.Table, N: w.n, Keys: Set{sh.keyTarget, w.keys},
-		Set: Set{sh.targets(w.setCols), w.set}, Same: Set{sh.targets(w.sameCols), w.same},
+	op := &apply.UpdateOp{
+		Table: t.Table, N: w.n, Keys: apply.Set{Cols: sh.keyTarget, Vals: w.keys},
+		Set: apply.Set{Cols: sh.targets(w.setCols), Vals: w.set}, Same: apply.Set{Cols: sh.targets(w.sameCols), Vals: w.same},
 		Partial: w.place == somewhere,
 	}
-	op.Keys.seal()
-	op.Set.seal()
-	op.Same.seal()
+	op.Keys.Seal()
+	op.Set.Seal()
+	op.Same.Seal()
 	return fl.ask(w, w.place, await, request{
 		what: "update rows", keys: &op.Keys, want: int64(op.N), missing: conflictMissingUpdate,
-		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.Update(ctx, seg, op) },
+		run: func(ctx context.Context, seg dtx.Content) (apply.Found, error) { return fl.be.Update(ctx, seg, op) },
 	})
 }
 
@@ -174,12 +175,12 @@ func (fl *flusher) moveShort(w *work) error {
 
 // moveSome deletes and fetches the rows of w that an update passed over.
 func (fl *flusher) moveSome(w *work) error {
-	keys := Set{fl.sh.keyTarget, w.keys}
+	keys := apply.Set{Cols: fl.sh.keyTarget, Vals: w.keys}
 	fetch := fl.fetchCols(w.g)
 	if len(w.sameCols) > 0 {
-		op := &DeleteOp{
+		op := &apply.DeleteOp{
 			Table: fl.t.Table, N: w.n, Keys: keys, Fetch: fetch, Ordinals: true, Partial: true,
-			Differ: Set{fl.sh.targets(w.sameCols), w.same},
+			Differ: apply.Set{Cols: fl.sh.targets(w.sameCols), Vals: w.same},
 		}
 		if err := fl.sendDelete(w, op, w.place, true); err != nil {
 			return err
@@ -190,7 +191,7 @@ func (fl *flusher) moveSome(w *work) error {
 			if seg == w.place {
 				continue
 			}
-			op := &DeleteOp{Table: fl.t.Table, N: w.n, Keys: keys, Fetch: fetch, Ordinals: true, Partial: true}
+			op := &apply.DeleteOp{Table: fl.t.Table, N: w.n, Keys: keys, Fetch: fetch, Ordinals: true, Partial: true}
 			if err := fl.sendDelete(w, op, seg, true); err != nil {
 				return err
 			}
@@ -206,7 +207,7 @@ func (fl *flusher) moveSome(w *work) error {
 }
 
 // judgeShort marks the rows that moveSome found as moved, and reports the rest.
-func (fl *flusher) judgeShort(w *work, updated []Found) error {
+func (fl *flusher) judgeShort(w *work, updated []apply.Found) error {
 	var moved int64
 	for _, n := range w.recs {
 		if rec := &fl.f.records[n]; rec.hit {

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -20,20 +21,20 @@ func (d *discard) Segments() []dtx.Content { return d.segs }
 
 func (d *discard) KeepAlive(context.Context, dtx.Content) error { return nil }
 
-func (d *discard) Copy(_ context.Context, _ dtx.Content, op *CopyOp) (int64, error) {
+func (d *discard) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (int64, error) {
 	return op.Rows, nil
 }
 
-func (d *discard) Delete(_ context.Context, _ dtx.Content, op *DeleteOp) (Found, error) {
-	return Found{Rows: int64(op.N)}, nil
+func (d *discard) Delete(_ context.Context, _ dtx.Content, op *apply.DeleteOp) (apply.Found, error) {
+	return apply.Found{Rows: int64(op.N)}, nil
 }
 
-func (d *discard) Update(_ context.Context, _ dtx.Content, op *UpdateOp) (Found, error) {
-	return Found{Rows: int64(op.N)}, nil
+func (d *discard) Update(_ context.Context, _ dtx.Content, op *apply.UpdateOp) (apply.Found, error) {
+	return apply.Found{Rows: int64(op.N)}, nil
 }
 
-func (d *discard) DeleteImages(_ context.Context, _ dtx.Content, op *ImageOp) (Found, error) {
-	return Found{Rows: int64(op.N)}, nil
+func (d *discard) DeleteImages(_ context.Context, _ dtx.Content, op *apply.ImageOp) (apply.Found, error) {
+	return apply.Found{Rows: int64(op.N)}, nil
 }
 
 func (d *discard) Truncate(context.Context, dtx.Content, []*catalog.Table, bool) error { return nil }
@@ -45,7 +46,7 @@ type rawRows struct {
 	typ  []byte
 }
 
-func (r *rawRows) Open(dtx.Part) (RowIter, error) { return &rawIter{r: r}, nil }
+func (r *rawRows) Open(dtx.Part) (apply.RowIter, error) { return &rawIter{r: r}, nil }
 
 type rawIter struct {
 	r *rawRows
@@ -88,7 +89,7 @@ func benchEngine(tb testing.TB, segments int) (*Engine, *pgoutput.Relation, *dis
 	for i := range segments {
 		d.segs = append(d.segs, dtx.Content(i))
 	}
-	e, err := NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, d.segs)
+	e, err := New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, d.segs)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"cbrepl/apply"
 	"cbrepl/apply/internal/pgbinary"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
@@ -116,7 +117,7 @@ func newTable(t *catalog.Table, segments []dtx.Content) (*table, error) {
 			guard[c] = true
 		}
 	}
-	server := len(segments) == 1 && segments[0] == ServerPlaced
+	server := len(segments) == 1 && segments[0] == apply.ServerPlaced
 	if server {
 		out.place, out.segs = placeServer, segments
 		for _, c := range t.Policy.Columns {

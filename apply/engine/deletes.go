@@ -1,9 +1,10 @@
-package apply
+package engine
 
 import (
 	"context"
 	"slices"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -42,7 +43,7 @@ func (fl *flusher) deletes() error {
 			}
 			// A moved row that is missing must not be inserted when conflicts are
 			// only logged.
-			await = await || fl.e.opt.OnConflict == ConflictLog
+			await = await || fl.e.opt.OnConflict == apply.ConflictLog
 		}
 		fl.addKey(fl.workFor(plain, old), int32(n), rec)
 	}
@@ -123,8 +124,8 @@ func (fl *flusher) sendDeletes(works []*work, await bool) error {
 	}
 	guessed := fl.uncertain()
 	for _, w := range works {
-		op := &DeleteOp{
-			Table: fl.t.Table, N: w.n, Keys: Set{fl.sh.keyTarget, w.keys},
+		op := &apply.DeleteOp{
+			Table: fl.t.Table, N: w.n, Keys: apply.Set{Cols: fl.sh.keyTarget, Vals: w.keys},
 			Ordinals: await, Partial: guessed,
 		}
 		if w.g.fetch {
@@ -160,20 +161,20 @@ func (fl *flusher) sendDeletes(works []*work, await bool) error {
 }
 
 // sendDelete queues one delete.
-func (fl *flusher) sendDelete(w *work, op *DeleteOp, place int, await bool) error {
-	op.Keys.seal()
-	op.Differ.seal()
+func (fl *flusher) sendDelete(w *work, op *apply.DeleteOp, place int, await bool) error {
+	op.Keys.Seal()
+	op.Differ.Seal()
 	return fl.ask(w, place, await, request{
 		what: "delete rows", keys: &op.Keys, want: int64(op.N), missing: conflictMissingDelete,
-		run: func(ctx context.Context, seg dtx.Content) (Found, error) { return fl.be.Delete(ctx, seg, op) },
+		run: func(ctx context.Context, seg dtx.Content) (apply.Found, error) { return fl.be.Delete(ctx, seg, op) },
 	})
 }
 
 // request is a statement of a work, as a segment runs it.
 type request struct {
 	what string // for errors
-	run  func(ctx context.Context, seg dtx.Content) (Found, error)
-	keys *Set
+	run  func(ctx context.Context, seg dtx.Content) (apply.Found, error)
+	keys *apply.Set
 	// want rows are expected; missing is the conflict when there are fewer.
 	want    int64
 	missing conflictKind
@@ -188,7 +189,7 @@ func (fl *flusher) ask(w *work, place int, await bool, q request) error {
 	}
 	r, t, sh := fl.run, fl.t, fl.sh
 	from, to := t.indexes(place)
-	found, parts := make([]Found, to-from), w.parts
+	found, parts := make([]apply.Found, to-from), w.parts
 	w.found = append(w.found, found)
 	free := func() {}
 	if !await {
@@ -208,17 +209,17 @@ func (fl *flusher) ask(w *work, place int, await bool, q request) error {
 }
 
 // check compares an answer with what was expected: one row per key.
-func (r *run) check(t *table, sh *shape, i, place int, keys *Set, parts []int32, kind conflictKind, want int64, got Found) error {
+func (r *run) check(t *table, sh *shape, i, place int, keys *apply.Set, parts []int32, kind conflictKind, want int64, got apply.Found) error {
 	if got.MissingRows == 0 && got.Rows == want {
 		return nil
 	}
-	if r.e.opt.OnConflict == ConflictLog && i != r.first(place) {
+	if r.e.opt.OnConflict == apply.ConflictLog && i != r.first(place) {
 		return nil // counted on the first copy
 	}
 	if got.MissingRows > 0 {
 		part, key := none, [][]byte(nil)
 		if len(got.Missing) > 0 {
-			part, key = parts[got.Missing[0]], keys.row(got.Missing[0])
+			part, key = parts[got.Missing[0]], keys.Row(got.Missing[0])
 		}
 		return r.conflictsAt(t, sh, kind, got.MissingRows, part, key, t.segs[i])
 	}
@@ -341,7 +342,7 @@ func (fl *flusher) search(works []*work) error {
 				continue
 			}
 			again = append(again, a)
-			op := &DeleteOp{Table: fl.t.Table, N: a.n, Keys: Set{fl.sh.keyTarget, a.keys}, Ordinals: true, Partial: true}
+			op := &apply.DeleteOp{Table: fl.t.Table, N: a.n, Keys: apply.Set{Cols: fl.sh.keyTarget, Vals: a.keys}, Ordinals: true, Partial: true}
 			if w.g.fetch {
 				op.Fetch = fl.fetchCols(w.g)
 			}

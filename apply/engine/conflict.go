@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"bytes"
@@ -7,12 +7,9 @@ import (
 	"errors"
 	"fmt"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 )
-
-// ErrDiverged is wrapped by every error that says that source and target do not
-// hold the same rows.
-var ErrDiverged = errors.New("source and target differ")
 
 type conflictKind uint8
 
@@ -52,7 +49,7 @@ func (r *run) conflicts(t *table, sh *shape, kind conflictKind, n int64, part in
 const noSegment = dtx.Content(-2)
 
 func (r *run) conflictsAt(t *table, sh *shape, kind conflictKind, n int64, part int32, key [][]byte, seg dtx.Content) error {
-	if r.e.opt.OnConflict == ConflictLog {
+	if r.e.opt.OnConflict == apply.ConflictLog {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.result.Conflicts == nil {
@@ -84,7 +81,7 @@ func (r *run) diverged(t *table, sh *shape, kind conflictKind, part int32, key [
 	}
 	return r.at(part, &dtx.Error{
 		Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
-		Msg: msg, Err: ErrDiverged,
+		Msg: msg, Err: apply.ErrDiverged,
 		Hint: "The digest is md5 of the identity columns' text, joined by commas. Repair the row on the target and resume, or set on_conflict: log",
 	})
 }

@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/router"
 )
@@ -117,7 +118,7 @@ func TestRandomHistories(t *testing.T) {
 		s := &sim{t: rt, rows: memRows{}}
 		s.contents = 1 + s.draw("contents", 3)
 		segments := s.draw("segments", 4) // 0: the server places rows
-		opt := Options{
+		opt := apply.Options{
 			WindowBytes: int64(rapid.SampledFrom([]int{1, 300, 1000, 1 << 20}).Draw(rt, "window bytes")),
 			WindowRows:  rapid.SampledFrom([]int{1, 2, 5, 1000}).Draw(rt, "window rows"),
 			ChunkBytes:  rapid.SampledFrom([]int{1, 50, 1 << 20}).Draw(rt, "chunk bytes"),
@@ -129,7 +130,7 @@ func TestRandomHistories(t *testing.T) {
 			QueueBytes:  int64(rapid.SampledFrom([]int{1, 100, 1 << 20}).Draw(rt, "queue bytes")),
 		}
 		if s.coin("log") {
-			opt.OnConflict = ConflictLog
+			opt.OnConflict = apply.ConflictLog
 		}
 		var sources []catalog.PublishedTable
 		var targets []*catalog.Table
@@ -140,10 +141,10 @@ func TestRandomHistories(t *testing.T) {
 			targets = append(targets, st.tgt)
 		}
 		if slices.ContainsFunc(s.tables, func(st *simTable) bool { return st.roams && s.contents > 1 }) {
-			opt.OnConflict = ConflictStop // which such tables need
+			opt.OnConflict = apply.ConflictStop // which such tables need
 		}
 		m := newModel(segments, targets...)
-		e, err := NewEngine(opt, NameMap{}, sources, targets, m.Segments())
+		e, err := New(opt, apply.NameMap{}, sources, targets, m.Segments())
 		if err != nil {
 			rt.Fatal(err)
 		}

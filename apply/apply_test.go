@@ -1,9 +1,7 @@
 package apply
 
 import (
-	"bytes"
 	"encoding/binary"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,48 +9,7 @@ import (
 
 	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/pgoutput"
 )
-
-// FuzzCopyText: the escaped form has no special byte of its own, and reads back
-// as the value.
-func FuzzCopyText(f *testing.F) {
-	for _, s := range []string{"", `\`, `\.`, `\N`, "a\tb\nc\rd", "12345678", "1234567\\", "\x0d\x0e\x5c\x5d", "äöü\\", "\\\\\\\\\\\\\\\\\\", "xxxxxxxx\nyyyyyyyy"} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		out := appendCopyText([]byte("x"), b)
-		if out[0] != 'x' {
-			t.Fatal("the prefix is gone")
-		}
-		out = out[1:]
-		if bytes.ContainsAny(out, "\n\r\t") {
-			t.Fatalf("%q has a bare separator", out)
-		}
-		if got := copyUnescaper.Replace(string(out)); got != string(b) {
-			t.Fatalf("%q reads back as %q", b, got)
-		}
-		if len(b) > 0 && string(out) == `\N` {
-			t.Fatal("a value reads as NULL")
-		}
-	})
-}
-
-func TestCopyField(t *testing.T) {
-	for _, c := range []struct {
-		v    pgoutput.Value
-		want string
-	}{
-		{pgoutput.Value{Kind: 'n'}, `\N`},
-		{pgoutput.Value{Kind: 't'}, ""},
-		{pgoutput.Value{Kind: 't', Data: []byte(`\N`)}, `\\N`},
-		{pgoutput.Value{Kind: 't', Data: []byte(`\.`)}, `\\.`},
-	} {
-		if got := string(appendCopyField(nil, c.v)); got != c.want {
-			t.Errorf("%q is written %q, want %q", c.v.Data, got, c.want)
-		}
-	}
-}
 
 func TestVec(t *testing.T) {
 	var v Vec
@@ -98,7 +55,7 @@ func TestVec(t *testing.T) {
 			rt.Fatalf("got %q want %q", got, want)
 		}
 		for i := range want {
-			row := (&Set{Vals: []*Vec{&v}}).row(i)
+			row := (&Set{Vals: []*Vec{&v}}).Row(i)
 			if (row[0] == nil) != (want[i] == "null") || row[0] != nil && "="+string(row[0]) != want[i] {
 				rt.Fatalf("row %d is %q", i, row[0])
 			}
@@ -143,38 +100,5 @@ func TestOptions(t *testing.T) {
 	err := bad.Validate()
 	if err == nil || strings.Count(err.Error(), "\n") != 9 {
 		t.Errorf("problems: %v", err)
-	}
-}
-
-// The spill leaves no file behind and gives back what it took.
-func TestSpill(t *testing.T) {
-	dir := t.TempDir()
-	s := spill{dir: dir}
-	var at []int64
-	for i := range 10 {
-		off, err := s.put(bytes.Repeat([]byte{byte(i)}, 1000), []byte{0xff})
-		if err != nil {
-			t.Fatal(err)
-		}
-		at = append(at, off)
-	}
-	if left, _ := os.ReadDir(dir); len(left) != 0 {
-		t.Errorf("the directory holds %v", left)
-	}
-	for i := 9; i >= 0; i-- {
-		b, err := s.get(at[i], 1001)
-		if err != nil || !bytes.Equal(b[:1000], bytes.Repeat([]byte{byte(i)}, 1000)) || b[1000] != 0xff {
-			t.Fatalf("entry %d: % x, %v", i, b, err)
-		}
-	}
-	s.reset()
-	if off, err := s.put(nil, []byte("x")); err != nil || off != 0 {
-		t.Errorf("after a reset: %d, %v", off, err)
-	}
-	s.close()
-	s.close()
-	s = spill{dir: dir + "/missing"}
-	if _, err := s.put(nil, nil); err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), dir) {
-		t.Errorf("error %v", err)
 	}
 }

@@ -1,4 +1,14 @@
-package apply
+// Package engine turns a batch into operations on a target (apply.Backend): it
+// maps source relations to target tables, folds changes of a row to their net
+// effect, finds each row's segment and sends what remains, one ordered lane per
+// segment. It knows no SQL, opens no connection and begins and ends no
+// transaction.
+//
+// A change's way through the files: run (reads parts), change (folds one row),
+// fold (a table's pending changes), flush (ends a window), then copyrows,
+// updates, deletes, images or truncate (operations), send and lanes (order and
+// memory per segment). plan holds what is derived from a table once.
+package engine
 
 import (
 	"context"
@@ -6,6 +16,7 @@ import (
 	"fmt"
 	"slices"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -15,8 +26,8 @@ import (
 // Engine applies batches to one target. It is used by one goroutine at a time
 // and lives as long as the catalogue facts it was made from.
 type Engine struct {
-	opt      Options
-	names    NameMap
+	opt      apply.Options
+	names    apply.NameMap
 	segments []dtx.Content
 	sources  map[catalog.Name]*catalog.PublishedTable
 	tables   map[catalog.Name]*table // by target name
@@ -39,10 +50,10 @@ type Engine struct {
 // maxRelations bounds the relation cache; beyond it the cache starts over.
 const maxRelations = 10_000
 
-// NewEngine checks that every source table can be applied and compiles what is
+// New checks that every source table can be applied and compiles what is
 // needed for it. segments are the backend's (Backend.Segments). The error joins
 // every problem. The engine keeps its arguments and does not change them.
-func NewEngine(opt Options, names NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content) (*Engine, error) {
+func New(opt apply.Options, names apply.NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content) (*Engine, error) {
 	opt.EnsureDefaults()
 	errs := []error{opt.Validate(), names.Validate()}
 	e := &Engine{
@@ -116,7 +127,7 @@ func (e *Engine) addSource(src *catalog.PublishedTable, targets map[catalog.Name
 	}
 	t.roams = t.roams || t.roaming(sh, src)
 	e.inOrder = e.inOrder || t.holds()
-	if t.roams && e.opt.OnConflict == ConflictLog {
+	if t.roams && e.opt.OnConflict == apply.ConflictLog {
 		return problem(roamingHint, "rows of table %s "+roamingLoss, t)
 	}
 	return nil
@@ -160,7 +171,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		}
 	}
 	if t.roaming(sh, src) && !t.roams { // its replica identity has changed
-		if t.roams, e.inOrder = true, true; e.opt.OnConflict == ConflictLog {
+		if t.roams, e.inOrder = true, true; e.opt.OnConflict == apply.ConflictLog {
 			return nil, &dtx.Error{
 				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: roamingHint,
 				Msg: "with this replica identity rows " + roamingLoss,
@@ -179,7 +190,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 // Apply writes the rows of b through be. It begins and ends no transaction. On
 // error some operations may have been run and all are done: the caller rolls
 // back.
-func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend) (Result, error) {
+func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows, be apply.Backend) (apply.Result, error) {
 	r := newRun(ctx, e, b, be)
 	err := r.batch(b, rows)
 	if err == nil {
@@ -190,7 +201,7 @@ func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows Rows, be Backend)
 		for _, t := range e.order {
 			e.endWindow(t)
 		}
-		return Result{}, err
+		return apply.Result{}, err
 	}
 	return r.result, nil
 }

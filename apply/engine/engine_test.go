@@ -1,4 +1,4 @@
-package apply
+package engine
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
@@ -28,7 +29,7 @@ type fixture struct {
 	src catalog.PublishedTable
 }
 
-func newFixture(t *testing.T, opt Options, segments int, identity pgoutput.ReplicaIdentity) *fixture {
+func newFixture(t *testing.T, opt apply.Options, segments int, identity pgoutput.ReplicaIdentity) *fixture {
 	t.Helper()
 	f := &fixture{}
 	f.rel = &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: identity}
@@ -49,7 +50,7 @@ func newFixture(t *testing.T, opt Options, segments int, identity pgoutput.Repli
 	f.tgt.Uniques = []catalog.Unique{{Name: "pk", Columns: []int{0}, Reads: []int{0}, Plain: true, Primary: true}, {Name: "u", Columns: []int{1}, Reads: []int{1}, Plain: true}}
 	f.m = newModel(segments, f.tgt)
 	var err error
-	if f.e, err = NewEngine(opt, NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
+	if f.e, err = New(opt, apply.NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -93,12 +94,12 @@ type readOrder struct {
 }
 
 type notedIter struct {
-	RowIter
+	apply.RowIter
 	o *readOrder
 	c dtx.Content
 }
 
-func (o *readOrder) Open(p dtx.Part) (RowIter, error) {
+func (o *readOrder) Open(p dtx.Part) (apply.RowIter, error) {
 	it, err := o.memRows.Open(p)
 	return notedIter{it, o, p.Content}, err
 }
@@ -115,7 +116,7 @@ func (it notedIter) Next() (*pgoutput.Change, error) {
 // go to are at work side by side; the parts of one content in order.
 func TestTurns(t *testing.T) {
 	for _, deferrable := range []bool{false, true} {
-		f := newFixture(t, Options{TurnRows: 2}, 2, 'd')
+		f := newFixture(t, apply.Options{TurnRows: 2}, 2, 'd')
 		f.e.inOrder = deferrable
 		o := &readOrder{memRows: memRows{}}
 		step := dtx.Step{}
@@ -143,7 +144,7 @@ func TestTurns(t *testing.T) {
 }
 
 // apply applies dtxs of one content each.
-func (f *fixture) apply(ctx context.Context, dtxs ...[]*pgoutput.Change) (Result, error) {
+func (f *fixture) apply(ctx context.Context, dtxs ...[]*pgoutput.Change) (apply.Result, error) {
 	rows := memRows{}
 	step := dtx.Step{}
 	for i, changes := range dtxs {
@@ -153,7 +154,7 @@ func (f *fixture) apply(ctx context.Context, dtxs ...[]*pgoutput.Change) (Result
 	return f.e.Apply(ctx, &dtx.Batch{Steps: []dtx.Step{step}}, rows, f.m)
 }
 
-func (f *fixture) must(t *testing.T, dtxs ...[]*pgoutput.Change) Result {
+func (f *fixture) must(t *testing.T, dtxs ...[]*pgoutput.Change) apply.Result {
 	t.Helper()
 	res, err := f.apply(t.Context(), dtxs...)
 	if err != nil {
@@ -201,11 +202,11 @@ func TestConflictPlace(t *testing.T) {
 			if c.name == "unique value taken" { // by a row that may be elsewhere
 				segments = 1
 			}
-			f := newFixture(t, Options{}, segments, 'd')
+			f := newFixture(t, apply.Options{}, segments, 'd')
 			f.must(t, changes(f.ins("1", "u1", "v", "b"), f.ins("2", "u2", "v", "b"), f.ins("3", "u3", "v", "b"), f.ins("4", "u4", "v", "b"), f.ins("5", "u5", "v", "b")))
 			before := f.m.lines(f.tgt, true)
 			_, err := f.apply(t.Context(), changes(f.ins("50", "50", "v", "b"), f.upd("4", "u4", "w", "?")), c.bad(f), changes(f.upd("5", "u5", "w", "b"), f.ins("51", "51", "v", "b")))
-			if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, ErrDiverged) {
+			if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, apply.ErrDiverged) {
 				t.Fatalf("error %v, want %q", err, c.want)
 			}
 			var de *dtx.Error
@@ -213,7 +214,7 @@ func TestConflictPlace(t *testing.T) {
 				t.Errorf("place of %v", err)
 			}
 			// Logged instead: everything else is applied.
-			f = newFixture(t, Options{OnConflict: ConflictLog}, segments, 'd')
+			f = newFixture(t, apply.Options{OnConflict: apply.ConflictLog}, segments, 'd')
 			f.must(t, changes(f.ins("1", "u1", "v", "b"), f.ins("2", "u2", "v", "b"), f.ins("3", "u3", "v", "b"), f.ins("4", "u4", "v", "b"), f.ins("5", "u5", "v", "b")))
 			res := f.must(t, changes(f.ins("50", "50", "v", "b"), f.upd("4", "u4", "w", "?")), c.bad(f), changes(f.upd("5", "u5", "w", "b"), f.ins("51", "51", "v", "b")))
 			if res.Conflicts["public.t"] != 1 {
@@ -233,7 +234,7 @@ func TestConflictPlace(t *testing.T) {
 // and the engine is ready for the batch again.
 func TestFailAtEveryOperation(t *testing.T) {
 	for n := 1; ; n++ {
-		f := newFixture(t, Options{WindowRows: 3, ChunkBytes: 1, QueueBytes: 64}, 3, 'd')
+		f := newFixture(t, apply.Options{WindowRows: 3, ChunkBytes: 1, QueueBytes: 64}, 3, 'd')
 		f.must(t, changes(f.ins("1", "u1", "v", "b"), f.ins("2", "u2", "v", "b"), f.ins("3", "u3", "v", "b")))
 		work := func() []*pgoutput.Change {
 			return changes(f.ins("4", "u4", "v", "b"), f.upd("1", "u9", "w", "?"), f.key("2", "20", "u2", "w", "?"), f.del("3"), f.ins("5", "u5", "v", "b"),
@@ -270,7 +271,7 @@ type stuck struct {
 	entered chan struct{}
 }
 
-func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *CopyOp) (int64, error) {
+func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *apply.CopyOp) (int64, error) {
 	s.entered <- struct{}{}
 	<-ctx.Done()
 	return 0, ctx.Err()
@@ -278,7 +279,7 @@ func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *CopyOp) (int64, error
 
 // A canceled context ends Apply, with operations running and waiting.
 func TestCancel(t *testing.T) {
-	f := newFixture(t, Options{ChunkBytes: 1, QueueBytes: 10}, 2, 'd')
+	f := newFixture(t, apply.Options{ChunkBytes: 1, QueueBytes: 10}, 2, 'd')
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	b := stuck{f.m, make(chan struct{}, 100)}
@@ -298,9 +299,9 @@ func TestCancel(t *testing.T) {
 
 // Errors of the stream itself.
 func TestProtocolErrors(t *testing.T) {
-	f := newFixture(t, Options{}, 2, 'd')
-	none := newFixture(t, Options{}, 2, 'n')
-	full := newFixture(t, Options{}, 2, 'f')
+	f := newFixture(t, apply.Options{}, 2, 'd')
+	none := newFixture(t, apply.Options{}, 2, 'n')
+	full := newFixture(t, apply.Options{}, 2, 'f')
 	other := &pgoutput.Relation{ID: 9, Schema: "public", Name: "other", Columns: f.rel.Columns}
 	more := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd', Columns: append(slices.Clone(f.rel.Columns), pgoutput.Column{Name: "new"})}
 	binary := rowMessage(f.rel, 'I', 0, nil, vals("1", "2", "3", "4"))
@@ -345,7 +346,7 @@ func TestProtocolErrors(t *testing.T) {
 // The old tuple of kind K: nulls are not values (a partial update after a key
 // change keeps the large value), and an unchanged key is read from it.
 func TestOldTuple(t *testing.T) {
-	f := newFixture(t, Options{}, 2, 'd')
+	f := newFixture(t, apply.Options{}, 2, 'd')
 	f.must(t, changes(f.ins("1", "u1", "v", "BIG"), f.ins("2", "u2", "v", "BIG2")))
 	f.must(t, changes(f.key("1", "10", "u1", "w", "?"), f.upd("10", "u1", "x", "?")), changes(f.key("2", "?", "u2", "w", "?")))
 	if got := strings.Join(f.m.lines(f.tgt, false), " "); got != "[10 u1 x BIG default] [2 u2 w BIG2 default]" {
@@ -355,7 +356,7 @@ func TestOldTuple(t *testing.T) {
 
 // Problems found at start are all in one error.
 func TestNewEngineProblems(t *testing.T) {
-	good := newFixture(t, Options{}, 2, 'd')
+	good := newFixture(t, apply.Options{}, 2, 'd')
 	src := func(name string, cols ...string) catalog.PublishedTable {
 		s := catalog.PublishedTable{Schema: "public", Name: name, Identity: 'd', Policy: router.Policy{Kind: router.Hash, NumSegments: 2}}
 		for i, c := range cols {
@@ -388,7 +389,7 @@ func TestNewEngineProblems(t *testing.T) {
 	excl.Uniques = []catalog.Unique{{Name: "no_overlap", Columns: []int{0}, Reads: []int{0}, Plain: true, Exclusion: true, Deferrable: true}}
 	leaf := src("leaf", "id")
 	leaf.Root = "public.root"
-	_, err := NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{
+	_, err := New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{
 		src("lost", "id"), leaf, src("gen", "id", "g"), src("view", "id"), src("nn", "id"), src("enum", "id"), src("short", "id", "v"), src("dist", "id"), src("wide", "id"), src("excl", "id"), good.src,
 	}, []*catalog.Table{gen, view, notNull, unhashable, tgt("short", "", "id"), tgt("dist", "d", "id", "d"), wide, excl, good.tgt}, good.m.Segments())
 	if err == nil {
@@ -414,7 +415,7 @@ func TestNewEngineProblems(t *testing.T) {
 
 // Rows of a window are bounded by bytes, whatever one row holds.
 func TestWindowBytes(t *testing.T) {
-	f := newFixture(t, Options{WindowBytes: 10_000, ChunkBytes: 1 << 20, QueueBytes: 20_000}, 1, 'd')
+	f := newFixture(t, apply.Options{WindowBytes: 10_000, ChunkBytes: 1 << 20, QueueBytes: 20_000}, 1, 'd')
 	var rows []*pgoutput.Change
 	for i := range 200 {
 		rows = append(rows, f.ins(fmt.Sprint(i), fmt.Sprint(i), "v", strings.Repeat("x", 1000)))
@@ -436,7 +437,7 @@ func TestWindowBytes(t *testing.T) {
 
 // What a later change of the same row took in is counted, and nothing else.
 func TestFolded(t *testing.T) {
-	f := newFixture(t, Options{}, 1, 'd')
+	f := newFixture(t, apply.Options{}, 1, 'd')
 	res := f.must(t, changes(f.ins("1", "1", "v", "b"), f.ins("2", "2", "v", "b"), f.ins("3", "3", "v", "b")))
 	if res.Rows != 3 || res.Folded != 0 || res.Updates != 0 {
 		t.Errorf("inserts: %+v", res)
@@ -454,10 +455,10 @@ func TestFolded(t *testing.T) {
 // the other half changes, and stays when it does not.
 func TestPartlyKnownDistributionKey(t *testing.T) {
 	for _, id := range []string{"1", "2", "3", "4", "5", "6"} { // on whichever segment
-		f := newFixture(t, Options{}, 3, 'd')
+		f := newFixture(t, apply.Options{}, 3, 'd')
 		f.tgt.Policy.Columns = []router.Column{{Name: "big", Type: textType}, {Name: "v", Type: textType}}
 		var err error
-		if f.e, err = NewEngine(Options{}, NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
+		if f.e, err = New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments()); err != nil {
 			t.Fatal(err)
 		}
 		f.must(t, changes(f.ins(id, "u1", "v", "BIG")))
@@ -477,7 +478,7 @@ func TestPartlyKnownDistributionKey(t *testing.T) {
 // A relation message in the middle of a batch: rows before it are read by the
 // old columns, rows behind it by the new ones, in order.
 func TestRelationChanges(t *testing.T) {
-	f := newFixture(t, Options{}, 2, 'd')
+	f := newFixture(t, apply.Options{}, 2, 'd')
 	old := f.rel
 	next := &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd', Columns: []pgoutput.Column{
 		{Name: "v", TypeOID: 25}, {Name: "x", TypeOID: 25}, {Key: true, Name: "id", TypeOID: 25},

@@ -1,8 +1,9 @@
-package apply
+package engine
 
 import (
 	"bytes"
 
+	"cbrepl/apply"
 	"cbrepl/pgoutput"
 )
 
@@ -110,15 +111,15 @@ type work struct {
 	place int
 	n     int
 	size  int64
-	keys  []*Vec
+	keys  []*apply.Vec
 	// setCols and sameCols are source columns; set and same their values.
 	setCols, sameCols []int
-	set, same         []*Vec
+	set, same         []*apply.Vec
 	count             []int64 // of images
 	recs              []int32
 	parts             []int32
 	// found is what each segment answered, per operation sent.
-	found [][]Found
+	found [][]apply.Found
 }
 
 // changes sends the deletes and updates in place.
@@ -246,8 +247,8 @@ func (fl *flusher) takeWorks() []*work {
 	return out
 }
 
-func (fl *flusher) vecs(n int) []*Vec {
-	out := make([]*Vec, n)
+func (fl *flusher) vecs(n int) []*apply.Vec {
+	out := make([]*apply.Vec, n)
 	for i := range out {
 		out[i] = fl.e.pool.vec()
 	}
