@@ -24,6 +24,18 @@ const (
 	EventHold
 	// EventUnhold: the prepared transaction Hold was rolled back.
 	EventUnhold
+	// EventPrepared: the PREPARE of GXID was read on this content; LSN is its end.
+	// This event and the next two come from sources whose commit records do not
+	// name the participants. They may be delivered again after EventReconnect, at
+	// positions before those reported.
+	EventPrepared
+	// EventRolledBack: the ROLLBACK PREPARED of GXID was read.
+	EventRolledBack
+	// EventSettled: the COMMIT PREPARED of GXID was read at or before the position
+	// that the stream started from: its part was applied and does not come again.
+	EventSettled
+	// EventReconnect: a new connection began. Its LSN means nothing.
+	EventReconnect
 )
 
 // String names the event kind.
@@ -39,6 +51,14 @@ func (k EventKind) String() string {
 		return "hold"
 	case EventUnhold:
 		return "unhold"
+	case EventPrepared:
+		return "prepared"
+	case EventRolledBack:
+		return "rolled back"
+	case EventSettled:
+		return "settled"
+	case EventReconnect:
+		return "reconnect"
 	}
 	return fmt.Sprintf("event(%d)", uint8(k))
 }
@@ -59,4 +79,6 @@ type Event struct {
 	Hold   SpoolID
 	Part   Part
 	Record CommitRecord
+	// GXID is set in EventPrepared, EventRolledBack and EventSettled.
+	GXID GXID
 }
