@@ -172,7 +172,7 @@ func (r *Resolver) find(c dtx.Content) (int, bool) {
 
 func violation(ev *dtx.Event, g dtx.GXID, format string, args ...any) error {
 	return &dtx.Error{
-		Op: "find participants", GXID: g, Content: ev.Content, HasContent: true, LSN: ev.LSN, Class: dtx.ClassStop,
+		Op: "find participants", GXID: g, Content: dtx.AtContent(ev.Content), LSN: ev.LSN, Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf(format, args...),
 		Hint: "The source breaks the rule that participants are worked out by; nothing of this transaction was applied. Report it",
 	}
