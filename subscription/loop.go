@@ -3,7 +3,6 @@ package subscription
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -48,12 +47,13 @@ type loopOptions struct {
 	MinConflictLog time.Duration
 }
 
-// loop owns the merge engine and moves batches from the streams to the target.
-// Its contract, in this order:
+// loop is the one goroutine that owns the machine: it takes the streams' events,
+// moves batches to the target and lets streams and spool forget them. Its
+// contract, in this order:
 //
 //  0. At start every stream is told the position that the target records: the
 //     last daemon may have died before it could.
-//  1. Events of each stream enter the engine in the order the stream reports
+//  1. Events of each stream enter the machine in the order the stream reports
 //     them. An event that breaks the stream contract stops the loop; it is
 //     not skipped.
 //  2. When the target is idle, the next batch is taken and handed to the one
@@ -62,19 +62,25 @@ type loopOptions struct {
 //  3. The target commits rows, positions and dedup set together. When it fails,
 //     it is opened again first, and its recorded state decides whether the
 //     batch was committed; only a batch that was not is applied again.
-//  4. Only after the commit is known, the engine moves its positions.
+//  4. Only after the commit is known, the machine moves its positions.
 //  5. Only then the batch's positions are confirmed to their streams. So what a
 //     stream confirms to its server is recorded on the target before.
 //  6. Only then the spool space of the batch's parts is freed.
 //  7. Streams that the next release needs are exempt from every bound on what
 //     may be read ahead; what is needed is worked out again after every change
-//     of the engine.
+//     of the machine.
 //  8. At the end the batch in hand is given the grace period, then cancelled;
-//     steps 4 to 6 follow if it was committed; then the streams are stopped;
-//     run returns when every goroutine it started has ended.
+//     steps 4 to 6 follow if it was committed.
+//  9. Then the streams are stopped, and their last events taken.
+//  10. Then, where positions may be confirmed before they are recorded
+//     (RecordLast), the last ones are recorded, through the worker as any batch.
+//  11. Then the worker ends. Run returns when every goroutine it started has
+//     ended, so that target and spool can be closed; when a call of the target
+//     does not even return after it was cancelled, the error wraps
+//     errTargetHangs, and neither may be.
 //
-// Between each two of these steps the process may die. Everything needed to go
-// on is on the target and in the source's slots.
+// Between each two of these steps the process may die. Everything needed to
+// continue is on the target and in the source's slots.
 type loop struct {
 	o    loopOptions
 	m    *machine
@@ -82,31 +88,23 @@ type loop struct {
 	// progress is the spool as the target reads it.
 	progress *progress
 	events   chan dtx.Event
-	jobs     chan job
-	outs     chan outcome
+	worker   *worker // while run runs
 
-	busy     bool // a job is with the worker
 	needed   []dtx.Content
 	exempted bool
-	reported map[dtx.Content]dtx.LSN
-	since    map[dtx.GXID]time.Time // when a waiting dtx was first noticed
-
-	conflicts      map[string]int64 // not logged yet
-	conflictLogged time.Time
+	reporter reporter
 }
 
 // Bounds of the loop.
 const (
-	eventQueue  = 256         // events between streams and loop
-	eventRun    = 1024        // events taken between two looks at the target
-	tickEvery   = time.Second // status
-	trackedWait = 64          // waiting dtxs whose age is kept
-	shownWaits  = 8
+	eventQueue = 256         // events between streams and loop
+	eventRun   = 1024        // events taken between two looks at the target
+	tickEvery  = time.Second // status
 	// killWait is how long a cancelled job may take to return.
 	killWait = 5 * time.Second
 )
 
-// newLoop builds the loop and its engine from the target's state.
+// newLoop builds the loop and its machine from the target's state.
 func newLoop(o loopOptions) (*loop, error) {
 	mo := merge.Options{Positions: o.State.Positions, Dedup: o.State.Dedup, MarkersFrom: dtx.PGTimeOf(o.Now())}
 	for _, s := range o.Streams {
@@ -121,68 +119,71 @@ func newLoop(o loopOptions) (*loop, error) {
 	if o.Limits.jitter == nil {
 		o.Limits.jitter = func() float64 { return 0.8 + 0.4*rand.Float64() }
 	}
-	l := &loop{
-		o: o, m: newMachine(eng, o.State, o.Limits, o.Now()), gate: newGate(),
-		progress: &progress{rows: o.Spool},
-		events:   make(chan dtx.Event, eventQueue), jobs: make(chan job), outs: make(chan outcome, 1),
-		reported: map[dtx.Content]dtx.LSN{}, since: map[dtx.GXID]time.Time{}, conflicts: map[string]int64{},
-	}
 	o.Board.Positions(o.State.Batch, o.State.Positions)
-	return l, nil
+	return &loop{
+		o: o, m: newMachine(eng, o.State, o.Limits, o.Now()), gate: newGate(),
+		progress: &progress{rows: o.Spool}, events: make(chan dtx.Event, eventQueue),
+		reporter: newReporter(o.Board, o.Log, o.MinConflictLog),
+	}, nil
 }
 
 // run works until ctx ends (it returns nil) or something fails.
 func (l *loop) run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // the end of ctx starts an orderly stop
-	jobCtx, cancelJob := context.WithCancel(base)
-	defer cancelJob()
-	streamCtx, stopStreams := context.WithCancel(base)
-	defer stopStreams()
-
-	workerDone := make(chan struct{})
-	go func() {
-		defer close(workerDone)
-		l.work(jobCtx)
-	}()
+	l.worker = startWorker(base, l.o.Target, l.progress, l.o.AfterBatch)
 	l.confirm(l.o.State.Positions)
-	failed := make(chan error, 1)
-	var streams errgroup.Group
+	streams := l.startStreams(base)
+
+	err := l.steps(ctx, streams.failed)
+	l.o.Board.SetState(status.Stopping, l.o.Now())
+	l.reporter.flushConflicts(l.o.Now())
+	err = errors.Join(err, l.finishBatch())
+	streams.stop()
+	if l.o.RecordLast && err == nil {
+		err = l.recordLast()
+	}
+	l.worker.end()
+	if ctx.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// runningStreams are the goroutines that read the source.
+type runningStreams struct {
+	failed chan error // the first error that a stream ended with
+	cancel context.CancelFunc
+	group  errgroup.Group
+}
+
+// startStreams starts every stream from where the machine expects it.
+func (l *loop) startStreams(ctx context.Context) *runningStreams {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &runningStreams{failed: make(chan error, 1), cancel: cancel}
 	for _, s := range l.o.Streams {
-		start := l.m.eng.Safe(s.Content)
-		streams.Go(func() error {
-			err := s.Run(streamCtx, start, l.emit)
+		start := l.m.start(s.Content)
+		r.group.Go(func() error {
+			err := s.Run(ctx, start, l.emit)
 			switch {
-			case streamCtx.Err() != nil:
-				err = nil // it was told to stop
+			case ctx.Err() != nil:
+				return nil // it was told to stop
 			case err == nil:
 				err = &dtx.Error{Op: "read stream", Content: dtx.AtContent(s.Content), Class: dtx.ClassStop, Msg: "the stream ended by itself"}
 			}
-			if err == nil {
-				return nil
-			}
 			select {
-			case failed <- err:
+			case r.failed <- err:
 			default: // another stream's error is reported
 			}
 			return err
 		})
 	}
+	return r
+}
 
-	err := l.steps(ctx, failed)
-	err = errors.Join(err, l.finish(cancelJob))
-	close(l.jobs)
-	stopStreams()
-	_ = streams.Wait() // its first error came through failed
-	if !l.busy {
-		<-workerDone
-	}
-	if l.o.RecordLast && err == nil {
-		l.recordLast(base)
-	}
-	if ctx.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+// stop ends the streams and waits for them.
+func (r *runningStreams) stop() {
+	r.cancel()
+	_ = r.group.Wait() // its first error came through failed
 }
 
 // emit is what streams call. It blocks while there is no room.
@@ -198,29 +199,6 @@ func (l *loop) emit(ctx context.Context, ev dtx.Event) error {
 	}
 }
 
-// work calls the target, one job at a time, until jobs is closed.
-func (l *loop) work(ctx context.Context) {
-	for j := range l.jobs {
-		out := outcome{job: j}
-		switch j.kind {
-		case jobApply:
-			if out.fatal = faultinject.Point(faultTaken); out.fatal != nil {
-				break
-			}
-			out.result, out.err = l.o.Target.Apply(ctx, j.batch, l.progress)
-			if out.err == nil {
-				out.fatal = faultinject.Point(faultCommitted)
-			}
-			if out.err == nil && out.fatal == nil && l.o.AfterBatch != nil {
-				out.fatal = l.o.AfterBatch(ctx, j.batch)
-			}
-		case jobOpen:
-			out.state, out.err = l.o.Target.Open(ctx)
-		}
-		l.outs <- out
-	}
-}
-
 // steps is the loop proper: items 1 to 7 of the contract.
 func (l *loop) steps(ctx context.Context, failed <-chan error) error {
 	timer := time.NewTimer(0)
@@ -231,10 +209,7 @@ func (l *loop) steps(ctx context.Context, failed <-chan error) error {
 			return err
 		}
 		now := l.o.Now()
-		wake, err := l.startJob(now)
-		if err != nil {
-			return err
-		}
+		wake := l.startJob(now)
 		l.exempt()
 		if d := now.Sub(lastTick); d >= tickEvery {
 			l.tick(now)
@@ -255,8 +230,8 @@ func (l *loop) steps(ctx context.Context, failed <-chan error) error {
 			if err := l.take(ev); err != nil {
 				return err
 			}
-		case out := <-l.outs:
-			l.busy = false
+		case out := <-l.worker.outs:
+			l.worker.took()
 			if err := l.outcome(out); err != nil {
 				return err
 			}
@@ -293,95 +268,62 @@ func (l *loop) take(ev dtx.Event) error {
 	}
 	switch ev.Kind {
 	case dtx.EventPart, dtx.EventRecord, dtx.EventPosition:
-		l.reported[ev.Content] = max(l.reported[ev.Content], ev.LSN)
+		l.reporter.read(ev.Content, ev.LSN)
 	}
 	return nil
 }
 
-// startJob hands the machine's next job to the worker.
-func (l *loop) startJob(now time.Time) (wake time.Time, err error) {
+// startJob hands the machine's next job to the worker. It returns when to ask
+// again at the latest.
+func (l *loop) startJob(now time.Time) (wake time.Time) {
 	j, ok, wake := l.m.poll(now)
-	if !ok {
-		return wake, nil
+	if ok {
+		l.beginJob(j, now)
 	}
-	activity := status.Applying
-	if l.m.attempt > 1 || j.kind == jobOpen {
-		activity = status.Retrying
-	}
-	doing := status.Target{Activity: activity, Attempt: l.m.attempt, Error: errText(l.m.cause)}
-	if j.kind == jobApply {
-		doing.Batch, doing.Rows = j.batch.Seq, j.batch.Rows
-	}
-	l.progress.read.Store(0)
-	l.o.Board.Target(doing, now)
-	l.busy = true
-	l.jobs <- j // the worker is idle: it takes the job at once
-	return wake, nil
+	return wake
 }
 
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
+func (l *loop) beginJob(j job, now time.Time) {
+	l.progress.read.Store(0)
+	l.reporter.jobBegins(j, now)
+	l.worker.begin(j)
 }
 
 // outcome handles what a job came to: items 3 to 6 of the contract.
 func (l *loop) outcome(out outcome) error {
 	now := l.o.Now()
 	if out.fatal != nil {
-		return &dtx.Error{Op: "follow up batch", Class: dtx.ClassStop, Err: out.fatal}
+		return followUpError(out.fatal)
 	}
-	attempt, wasNarrow := l.m.attempt, l.m.narrowTo
-	e, err := l.m.done(now, out)
+	v, err := l.m.done(now, out)
 	if err != nil {
 		return err
 	}
-	if e == nil {
-		l.troubled(out, attempt, wasNarrow, now)
+	if v.applied == nil {
+		l.reporter.jobFailed(v, now)
 		return nil
 	}
 	for _, step := range []struct {
 		fault string
 		do    func() error
 	}{
-		{faultApplied, func() error { l.confirm(e.confirm); return nil }},
-		{faultConfirmed, func() error { return l.o.Spool.Release(e.release) }},
+		{faultApplied, func() error { l.confirm(v.applied.confirm); return nil }},
+		{faultConfirmed, func() error { return l.o.Spool.Release(v.applied.release) }},
 		{faultReleased, func() error { return nil }},
 	} {
 		if err := faultinject.Point(step.fault); err != nil {
-			return &dtx.Error{Op: "follow up batch", Class: dtx.ClassStop, Err: err}
+			return followUpError(err)
 		}
 		if err := step.do(); err != nil {
 			return err
 		}
 	}
-	l.o.Board.BatchApplied(&e.batch, e.result.Rows, e.result.Conflicts, now)
-	l.o.Board.Target(status.Target{Activity: status.Idle}, now)
-	l.countConflicts(e.result.Conflicts, now)
-	if attempt > 1 {
-		l.o.Log.Info("target is back", LogBatch, e.batch.Seq, LogAttempt, attempt)
-	}
-	if l.o.Log.Enabled(context.Background(), slog.LevelDebug) {
-		l.o.Log.Debug("batch applied", LogBatch, e.batch.Seq, LogDtxs, len(e.batch.GXIDs), LogRows, e.result.Rows)
-	}
+	l.reporter.batchApplied(v.applied, now)
 	return nil
 }
 
-// troubled reports a failed job that is going to be tried again.
-func (l *loop) troubled(out outcome, attempt, wasNarrow int, now time.Time) {
-	if out.err == nil {
-		if l.m.narrowTo != wasNarrow {
-			l.o.Log.Warn("looking for the transaction that cannot be applied", LogLimit, l.m.narrowTo)
-		}
-		return
-	}
-	l.o.Board.Target(status.Target{Activity: status.Retrying, Attempt: attempt, Error: out.err.Error()}, now)
-	l.o.Board.Fail(out.err, now)
-	if dtx.ClassOf(out.err) == dtx.ClassStop {
-		return // narrowing follows, and its end is reported
-	}
-	l.o.Log.Warn("target failed, trying again", LogBatch, l.m.batch.Seq, LogAttempt, attempt, LogError, out.err)
+func followUpError(err error) error {
+	return &dtx.Error{Op: "follow up batch", Class: dtx.ClassStop, Err: err}
 }
 
 func (l *loop) confirm(ps []dtx.Position) {
@@ -396,7 +338,7 @@ func (l *loop) confirm(ps []dtx.Position) {
 
 // exempt is item 7 of the contract.
 func (l *loop) exempt() {
-	needed := l.m.eng.NeededContents()
+	needed := l.m.needed()
 	if !l.exempted || !slices.Equal(needed, l.needed) {
 		l.o.Spool.Exempt(needed)
 		l.needed, l.exempted = needed, true
@@ -407,86 +349,57 @@ func (l *loop) exempt() {
 // tick refreshes the board.
 func (l *loop) tick(now time.Time) {
 	l.o.Board.Progress(l.progress.read.Load(), now)
-	waits := l.m.eng.Waits(trackedWait)
-	since := make(map[dtx.GXID]time.Time, len(waits))
-	shown := make([]status.Wait, 0, min(len(waits), shownWaits))
-	for _, w := range waits {
-		at, ok := l.since[w.GXID]
-		if !ok {
-			at = now
-		}
-		since[w.GXID] = at
-		if len(shown) < shownWaits {
-			shown = append(shown, status.Wait{
-				GXID: uint64(w.GXID), Kind: w.Kind.String(), Missing: w.Missing, Parts: w.Parts,
-				RecordSeen: w.RecordSeen, Blocking: w.Blocking, Since: at,
-			})
-		}
-	}
-	l.since = since
-	n := l.m.eng.Pending()
-	reported := make([]dtx.Position, 0, len(l.reported))
-	for c, lsn := range l.reported {
-		reported = append(reported, dtx.Position{Content: c, LSN: lsn})
-	}
-	l.o.Board.Tick(status.Pending{Dtxs: n.Dtxs, Parts: n.Parts, Records: n.Records, Rows: n.Rows, Bytes: n.Bytes}, shown, reported, now)
-	l.countConflicts(nil, now)
+	l.reporter.tick(l.m.pending(), l.m.waits(trackedWait), now)
 }
 
-// countConflicts logs skipped rows by table, at most once in MinConflictLog.
-func (l *loop) countConflicts(c map[string]int64, now time.Time) {
-	for t, n := range c {
-		l.conflicts[t] += n
-	}
-	if len(l.conflicts) == 0 || now.Sub(l.conflictLogged) < l.o.MinConflictLog {
-		return
-	}
-	tables := make([]string, 0, len(l.conflicts))
-	for t := range l.conflicts {
-		tables = append(tables, t)
-	}
-	slices.Sort(tables)
-	for _, t := range tables {
-		l.o.Log.Warn("rows skipped: the copies have diverged", LogRelation, t, LogRows, l.conflicts[t])
-	}
-	clear(l.conflicts)
-	l.conflictLogged = now
-}
-
-// finish is item 8 of the contract up to the end of the streams.
-func (l *loop) finish(cancelJob context.CancelFunc) error {
-	l.o.Board.SetState(status.Stopping, l.o.Now())
-	l.countConflicts(nil, l.conflictLogged.Add(l.o.MinConflictLog))
-	if !l.busy {
+// finishBatch is item 8 of the contract. A batch that failed is left to the next
+// start, which reads the target's record.
+func (l *loop) finishBatch() error {
+	j := l.worker.inHand
+	if j == nil {
 		return nil
 	}
-	t := time.NewTimer(l.o.Grace)
-	defer t.Stop()
-	select {
-	case out := <-l.outs:
-		return l.lastOutcome(out)
-	case <-t.C:
+	out, err := l.worker.await(l.o.Grace, func() {
+		l.o.Log.Warn("the batch in hand did not finish in time, cancelling it", LogBatch, j.batch.Seq)
+	})
+	switch {
+	case err != nil:
+		return err
+	case out.job.kind == jobApply && out.err == nil || out.fatal != nil:
+		return l.outcome(out)
 	}
-	l.o.Log.Warn("the batch in hand did not finish in time, cancelling it", LogBatch, l.m.batch.Seq)
-	cancelJob()
-	t.Reset(killWait)
-	select {
-	case out := <-l.outs:
-		return l.lastOutcome(out)
-	case <-t.C:
-		return &dtx.Error{
-			Op: "stop", Class: dtx.ClassRetry,
-			Msg: fmt.Sprintf("the target did not return within %s of being cancelled", killWait),
-		}
-	}
+	return nil
 }
 
-// lastOutcome confirms a batch that was committed. A failed one is left to the
-// next start, which reads the target's record.
-func (l *loop) lastOutcome(out outcome) error {
-	l.busy = false
-	if out.job.kind == jobApply && out.err == nil || out.fatal != nil {
-		return l.outcome(out)
+// recordLast is item 10 of the contract: the streams have ended.
+//
+// With spool.ack spooled, positions of idle streams are confirmed before the
+// target records them; the spool says that they may be. Without this step a
+// drained spool could never be given up: the slots would seem to have been moved
+// by somebody else.
+//
+// A failure is no more than a log line, unless the call hangs: the next start
+// reads what the target has.
+func (l *loop) recordLast() error {
+	for len(l.events) > 0 && l.m.takesEvents() {
+		if l.drain() != nil {
+			return nil
+		}
+	}
+	j, ok := l.m.last()
+	if !ok {
+		return nil
+	}
+	l.beginJob(j, l.o.Now())
+	out, err := l.worker.await(l.o.Grace, func() {})
+	if errors.Is(err, errTargetHangs) {
+		return err
+	}
+	if err = errors.Join(out.err, out.fatal); err == nil {
+		err = l.outcome(out)
+	}
+	if err != nil {
+		l.o.Log.Warn("the last positions are not recorded on the target", LogBatch, j.batch.Seq, LogError, err)
 	}
 	return nil
 }

@@ -1,9 +1,6 @@
 package subscription
 
 import (
-	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"cbrepl/apply"
@@ -13,7 +10,8 @@ import (
 
 // machine is everything the loop decides, without goroutines, clocks or I/O:
 // when to take a batch, what to do when the target fails, what may be confirmed
-// and freed. Events and outcomes go in with the time; jobs and effects come out.
+// and freed. Events and outcomes go in with the time; jobs and verdicts come out.
+// The loop calls its methods and reads none of its fields.
 //
 // A batch in hand goes through these phases:
 //
@@ -44,11 +42,10 @@ type machine struct {
 
 	idleAt  time.Time // positions alone may be recorded from here on
 	readyAt time.Time // when a batch became available, zero when none is
-	// grewAt is when the rows ready were seen to be another number than ready.
+	// grewAt is when ready last changed.
 	grewAt time.Time
 	ready  int64
 	growth growth
-	err    error // why the machine stopped
 }
 
 // limits are the machine's settings.
@@ -85,7 +82,11 @@ const (
 // job is one call of the target.
 type job struct {
 	kind  jobKind
-	batch *dtx.Batch
+	batch *dtx.Batch // in hand: to apply, or to look for after a failure
+	// attempt counts the tries of this batch from 1; cause is why the last one
+	// failed.
+	attempt int
+	cause   error
 }
 
 // outcome is what a job came to.
@@ -98,10 +99,31 @@ type outcome struct {
 	fatal error
 }
 
+// verdict is what a job's outcome means. Of applied and retry at most one is
+// set; with neither, a job follows at once.
+type verdict struct {
+	// applied is set when the batch in hand is known to be committed.
+	applied *effects
+	// retry is set when the job failed and the target is tried again.
+	retry *retry
+	// narrowed is the new batch limit when the transaction that cannot be applied
+	// is being looked for, else 0.
+	narrowed int
+}
+
+// retry says which job failed.
+type retry struct {
+	batch   uint64
+	attempt int
+	err     error
+}
+
 // effects follow a batch that the target has committed.
 type effects struct {
 	batch  dtx.Batch
 	result apply.Result
+	// attempt is the one that the commit was learned in.
+	attempt int
 	// confirm holds the positions the sources may forget.
 	confirm []dtx.Position
 	// release holds the parts whose spool space is free.
@@ -124,6 +146,47 @@ func (m *machine) full() bool {
 	return n.Parts+n.Records >= m.o.maxPending
 }
 
+// needed lists the contents that the next release waits for.
+func (m *machine) needed() []dtx.Content { return m.eng.NeededContents() }
+
+// start is the position that a stream begins at.
+func (m *machine) start(c dtx.Content) dtx.LSN { return m.eng.Safe(c) }
+
+// pending sums up what is received and not applied.
+func (m *machine) pending() merge.Counts { return m.eng.Pending() }
+
+// waits describes up to n waiting dtxs, the oldest first.
+func (m *machine) waits(n int) []merge.Wait { return m.eng.Waits(n) }
+
+// lastBatch is the number of the last batch that the target is known to record.
+func (m *machine) lastBatch() uint64 { return m.rec.batch }
+
+// last returns the job that records how far the streams have come when nothing
+// is left to apply. It is asked for once, after the last event.
+func (m *machine) last() (j job, ok bool) {
+	if n := m.eng.Pending(); m.phase != phaseIdle || m.narrowTo != 0 || n.Dtxs+n.Parts+n.Records > 0 {
+		return job{}, false
+	}
+	b, ok := m.eng.Next(merge.Limits{PositionsOnly: true})
+	if !ok {
+		return job{}, false
+	}
+	return m.begin(b), true
+}
+
+// begin makes b the batch in hand and returns the job that applies it.
+func (m *machine) begin(b dtx.Batch) job {
+	m.batch = b
+	m.batch.Seq = m.rec.batch + 1
+	m.attempt, m.cause = 1, nil
+	return m.job(jobApply)
+}
+
+func (m *machine) job(k jobKind) job {
+	m.phase = phaseRunning
+	return job{kind: k, batch: &m.batch, attempt: m.attempt, cause: m.cause}
+}
+
 // poll returns the next job to run, or when to ask again at the latest.
 func (m *machine) poll(now time.Time) (j job, ok bool, wake time.Time) {
 	switch m.phase {
@@ -131,17 +194,13 @@ func (m *machine) poll(now time.Time) (j job, ok bool, wake time.Time) {
 		if now.Before(m.resume) {
 			return job{}, false, m.resume
 		}
-		m.phase = phaseRunning
-		return job{m.again, &m.batch}, true, time.Time{}
+		return m.job(m.again), true, time.Time{}
 	case phaseIdle:
 		b, ok, wake := m.take(now)
 		if !ok {
 			return job{}, false, wake
 		}
-		m.batch = b
-		m.batch.Seq = m.rec.batch + 1
-		m.phase, m.attempt, m.cause = phaseRunning, 1, nil
-		return job{jobApply, &m.batch}, true, time.Time{}
+		return m.begin(b), true, time.Time{}
 	}
 	return job{}, false, time.Time{}
 }
@@ -189,41 +248,44 @@ func (m *machine) waitEnd(now time.Time, delay time.Duration, rows int64) time.T
 	return at
 }
 
-// done takes a job's outcome. The effects are nil unless the batch in hand is
-// known to be committed.
-func (m *machine) done(now time.Time, out outcome) (*effects, error) {
+// done takes a job's outcome. An error means that a person must act.
+func (m *machine) done(now time.Time, out outcome) (verdict, error) {
 	if m.phase != phaseRunning {
 		panic("subscription: an outcome without a job")
 	}
+	failed := &retry{batch: m.batch.Seq, attempt: m.attempt, err: out.err}
 	switch {
 	case out.job.kind == jobApply && out.err == nil:
-		return m.applied(now, out.result), nil
+		return verdict{applied: m.applied(now, out.result)}, nil
 	case out.job.kind == jobApply:
 		m.cause = out.err
 		m.pause(now, jobOpen, dtx.ClassOf(out.err) == dtx.ClassStop)
-		return nil, nil
+		return verdict{retry: failed}, nil
 	case out.err != nil && dtx.ClassOf(out.err) == dtx.ClassStop:
-		return nil, m.stop(out.err)
+		return verdict{}, m.stop(out.err)
 	case out.err != nil:
 		if m.cause == nil || dtx.ClassOf(m.cause) != dtx.ClassStop {
 			m.cause = out.err
 		}
 		m.attempt++
 		m.pause(now, jobOpen, false)
-		return nil, nil
+		return verdict{retry: failed}, nil
 	}
-	has, err := m.rec.has(out.state, &m.batch)
+	has, err := m.rec.includes(out.state, &m.batch)
 	switch {
 	case err != nil:
-		return nil, m.stop(err)
+		return verdict{}, m.stop(err)
 	case has:
-		return m.applied(now, apply.Result{Rows: m.batch.Rows}), nil
+		return verdict{applied: m.applied(now, apply.Result{Rows: m.batch.Rows})}, nil
 	case dtx.ClassOf(m.cause) != dtx.ClassStop:
 		m.attempt++
 		m.pause(now, jobApply, true)
-		return nil, nil
+		return verdict{}, nil
 	}
-	return nil, m.narrow()
+	if err := m.narrow(); err != nil {
+		return verdict{}, err
+	}
+	return verdict{narrowed: m.narrowTo}, nil
 }
 
 // pause schedules the next job, at once or after the backoff of this attempt.
@@ -245,7 +307,7 @@ func (m *machine) pause(now time.Time, next jobKind, atOnce bool) {
 func (m *machine) applied(now time.Time, r apply.Result) *effects {
 	b := m.batch
 	m.rec.apply(&b)
-	e := &effects{batch: b, result: r, confirm: b.Positions, release: m.eng.Applied()}
+	e := &effects{batch: b, result: r, attempt: m.attempt, confirm: b.Positions, release: m.eng.Applied()}
 	if m.narrowTo > 0 {
 		if m.suspects -= len(b.GXIDs); m.suspects > 0 {
 			m.narrowTo = max(1, m.suspects/2)
@@ -282,114 +344,6 @@ func (m *machine) narrow() error {
 }
 
 func (m *machine) stop(err error) error {
-	m.phase, m.err = phaseStopped, err
+	m.phase = phaseStopped
 	return err
-}
-
-// nameCulprit puts the batch's only transaction into an error that names none.
-func nameCulprit(err error, gxids []dtx.GXID) error {
-	out := dtx.Error{Op: "apply batch", Class: dtx.ClassStop, Err: err}
-	var e *dtx.Error
-	if errors.As(err, &e) {
-		if e.GXID != 0 || len(gxids) == 0 {
-			return err
-		}
-		out = *e
-	}
-	switch {
-	case len(gxids) == 1:
-		out.GXID = gxids[0]
-	case len(gxids) > 1:
-		words := make([]string, 0, 8)
-		for _, g := range gxids[:min(len(gxids), 8)] {
-			words = append(words, g.String())
-		}
-		if len(gxids) > 8 {
-			words = append(words, fmt.Sprintf("%d more", len(gxids)-8))
-		}
-		out.Msg = strings.TrimPrefix(out.Msg+"; one of the transactions that can only be applied together: gxid "+strings.Join(words, ", "), "; ")
-	}
-	return &out
-}
-
-// recorded mirrors what the target records, to recognise its answer after a
-// failure.
-type recorded struct {
-	batch     uint64
-	positions map[dtx.Content]dtx.LSN
-	dedup     map[dtx.GXID]bool
-}
-
-func recordedOf(st apply.State) recorded {
-	r := recorded{batch: st.Batch, positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]bool{}}
-	for _, p := range st.Positions {
-		r.positions[p.Content] = p.LSN
-	}
-	for _, d := range st.Dedup {
-		r.dedup[d.GXID] = true
-	}
-	return r
-}
-
-func (r *recorded) apply(b *dtx.Batch) {
-	r.batch = b.Seq
-	for _, p := range b.Positions {
-		r.positions[p.Content] = p.LSN
-	}
-	for _, g := range b.DedupDrop {
-		delete(r.dedup, g)
-	}
-	for _, d := range b.DedupAdd {
-		r.dedup[d.GXID] = true
-	}
-}
-
-// has reports whether the target's state is the one after b (true) or before it
-// (false). Any other state was written by somebody else.
-func (r *recorded) has(st apply.State, b *dtx.Batch) (bool, error) {
-	switch st.Batch {
-	case r.batch:
-		if r.equal(st, nil) {
-			return false, nil
-		}
-	case b.Seq:
-		if r.equal(st, b) {
-			return true, nil
-		}
-	}
-	return false, &dtx.Error{
-		Op: "reopen target", Class: dtx.ClassStop,
-		Msg: fmt.Sprintf("the target records batch %d with positions that are not this daemon's (it had recorded batch %d and was applying %d)",
-			st.Batch, r.batch, b.Seq),
-		Hint: "Another daemon has worked on this subscription meanwhile; make sure that only one runs, then start it again: it resumes from the target's record",
-	}
-}
-
-// equal compares a state with the record, or with the record after b.
-func (r *recorded) equal(st apply.State, b *dtx.Batch) bool {
-	want := *r
-	if b != nil {
-		want = recorded{positions: map[dtx.Content]dtx.LSN{}, dedup: map[dtx.GXID]bool{}}
-		for c, l := range r.positions {
-			want.positions[c] = l
-		}
-		for g := range r.dedup {
-			want.dedup[g] = true
-		}
-		want.apply(b)
-	}
-	if len(st.Positions) != len(want.positions) || len(st.Dedup) != len(want.dedup) {
-		return false
-	}
-	for _, p := range st.Positions {
-		if l, ok := want.positions[p.Content]; !ok || l != p.LSN {
-			return false
-		}
-	}
-	for _, d := range st.Dedup {
-		if !want.dedup[d.GXID] {
-			return false
-		}
-	}
-	return true
 }

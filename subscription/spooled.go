@@ -61,6 +61,20 @@ func recoverSpool(ctx context.Context, sp *store.Spool) (*recovered, error) {
 	return out, nil
 }
 
+// spooledLayer makes every stream durable on arrival.
+func spooledLayer(sp *spool, every time.Duration) streamLayer {
+	return func(in []ContentStream) ([]ContentStream, error) {
+		out := make([]ContentStream, len(in))
+		for i, s := range in {
+			var err error
+			if out[i], err = newSpooledStream(s, sp.Spool, sp.recovered, every); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+}
+
 // newSpooledStream wraps a stream. Leftovers beyond the saved position are
 // released.
 func newSpooledStream(s ContentStream, sp *store.Spool, r *recovered, every time.Duration) (ContentStream, error) {

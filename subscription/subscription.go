@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -109,7 +110,7 @@ func (s *Subscription) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.lives(ctx)
+	err = s.runWithRestarts(ctx)
 	now := s.o.Now()
 	if err != nil {
 		s.board.Fail(err, now)
@@ -126,12 +127,12 @@ func (s *Subscription) Run(ctx context.Context) error {
 	return err
 }
 
-// lives runs replicate until ctx ends or a person is needed. A passing fault of
-// this machine (a full disk under the spool) begins a new life from the target's
-// record; passing faults of servers are dealt with inside one. What fails
-// before it has ever streamed is reported, not tried again. A start that is told
-// to stop has not failed.
-func (s *Subscription) lives(ctx context.Context) error {
+// runWithRestarts runs replicate until ctx ends or a person is needed. After a
+// passing fault of this machine (a full disk under the spool) it starts again
+// from the target's record; passing faults of servers are dealt with inside.
+// What fails before it has ever streamed is reported, not tried again. A start
+// that is told to stop has not failed.
+func (s *Subscription) runWithRestarts(ctx context.Context) error {
 	pause := firstPause
 	ever := false
 	for {
@@ -142,7 +143,7 @@ func (s *Subscription) lives(ctx context.Context) error {
 			return nil
 		}
 		ever = ever || streamed
-		if err == nil || ctx.Err() != nil || !ever || dtx.ClassOf(err) == dtx.ClassStop {
+		if err == nil || ctx.Err() != nil || !ever || dtx.ClassOf(err) == dtx.ClassStop || errors.Is(err, errTargetHangs) {
 			return err
 		}
 		if s.o.Now().Sub(began) > longestPause {
@@ -162,7 +163,7 @@ func (s *Subscription) lives(ctx context.Context) error {
 	}
 }
 
-// Bounds of the pause before a new life.
+// Bounds of the pause before a restart.
 const (
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
@@ -211,8 +212,8 @@ func (s *Subscription) listenError(ctx context.Context, err error) error {
 }
 
 // replicate starts everything in the order that changes nothing before all
-// checks have passed, runs the loop, and takes everything down again. It tells
-// whether it came to stream.
+// checks have passed, runs the loop, and takes everything down again in reverse
+// order. It reports whether it came to stream.
 func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error) {
 	facts, err := s.env.source(ctx)
 	if err != nil {
@@ -222,7 +223,7 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, tgt.Close()) }()
+	defer func() { err = closeUnlessHanging(err, tgt) }()
 	if c, ok := tgt.(checker); ok {
 		if err := c.Check(ctx); err != nil {
 			return false, err
@@ -236,7 +237,7 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, sp.Close()) }()
+	defer func() { err = closeUnlessHanging(err, sp) }()
 	if st, err = s.agree(ctx, tgt, facts, st, sp.Held()); err != nil {
 		return false, err
 	}
@@ -265,9 +266,18 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	s.log.Info("streaming", LogBatch, st.Batch, LogEpoch, st.Epoch, "streams", len(streams), "tables", len(facts.tables))
 	err = l.run(ctx)
 	if err == nil {
-		s.log.Info("stopped", LogBatch, l.m.rec.batch)
+		s.log.Info("stopped", LogBatch, l.m.lastBatch())
 	}
 	return true, err
+}
+
+// closeUnlessHanging closes c, unless a call that uses it has not returned: then
+// the end of the process closes it.
+func closeUnlessHanging(err error, c io.Closer) error {
+	if errors.Is(err, errTargetHangs) {
+		return err
+	}
+	return errors.Join(err, c.Close())
 }
 
 // agree makes target and source agree where to start: the first start records

@@ -28,6 +28,8 @@ type startup struct {
 	state  apply.State
 	// passing is how many times "run" fails with a passing fault.
 	passing int
+	// hang, when set, gives the target a batch, which returns when it is closed.
+	hang chan struct{}
 }
 
 func (s *startup) call(name string) error {
@@ -62,6 +64,10 @@ func (t startTarget) Init(_ context.Context, _ []apply.StreamIdentity, ps []dtx.
 }
 
 func (t startTarget) Apply(context.Context, *dtx.Batch, apply.Rows) (apply.Result, error) {
+	if t.s.hang != nil {
+		_ = t.s.call("apply")
+		<-t.s.hang
+	}
 	return apply.Result{}, nil
 }
 func (t startTarget) Close() error { return t.s.call("close-target") }
@@ -77,9 +83,14 @@ func (p startSpool) Release([]dtx.Part) error      { return nil }
 
 type startStream struct{ s *startup }
 
-func (x startStream) Run(ctx context.Context, _ dtx.LSN, _ func(context.Context, dtx.Event) error) error {
+func (x startStream) Run(ctx context.Context, _ dtx.LSN, emit func(context.Context, dtx.Event) error) error {
 	if err := x.s.call("run"); err != nil {
 		return err
+	}
+	if x.s.hang != nil {
+		if err := emit(ctx, dtx.Event{Kind: dtx.EventPosition, Content: dtx.Coordinator, LSN: 100}); err != nil {
+			return err
+		}
 	}
 	<-ctx.Done()
 	return ctx.Err()
@@ -213,6 +224,29 @@ func TestNewLifeFailsToBegin(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// Nothing is closed under a call of the target that does not return, and no
+// other life begins beside it.
+func TestHangingTargetIsNotClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &startup{state: apply.State{Initialized: true, Positions: []dtx.Position{{Content: -1, LSN: 50}}}, hang: make(chan struct{})}
+		c := startConfig(t, "")
+		c.HTTP.Listen = config.Off
+		sub, err := New(Options{Config: c, private: s.env()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := begin(sub)
+		time.Sleep(time.Minute)
+		if err := stop(); !errors.Is(err, errTargetHangs) {
+			t.Errorf("stopped with %v", err)
+		}
+		if got, want := s.trace(), "source check open spool resume streams run apply"; got != want {
+			t.Errorf("it did\n%s\nwant\n%s", got, want)
+		}
+		close(s.hang)
 	})
 }
 

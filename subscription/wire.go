@@ -120,8 +120,35 @@ func checkResume(f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN) e
 	return source.CheckResume(f.facts, rec)
 }
 
-// newStreams makes a reader per node.
+// streamLayer wraps all streams of a source at once and returns as many, in the
+// same order. What it emits for a content stays in that content's stream order;
+// it may hold events back, and then everything after them in that stream.
+// Goroutines of its own run inside its streams' Run.
+type streamLayer func([]ContentStream) ([]ContentStream, error)
+
+// newStreams makes what the loop reads: a reader per node, and around them the
+// layers that the source and the configuration ask for, the innermost first.
+// A layer that completes commit records goes before the one that makes events
+// durable.
 func newStreams(c *config.Config, cl *source.Cluster, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+	streams, err := newReaders(c, cl, st, sp, log)
+	if err != nil {
+		return nil, err
+	}
+	var layers []streamLayer
+	if sp.recovered != nil {
+		layers = append(layers, spooledLayer(sp, min(c.Source.StatusInterval, time.Second)))
+	}
+	for _, wrap := range layers {
+		if streams, err = wrap(streams); err != nil {
+			return nil, err
+		}
+	}
+	return streams, nil
+}
+
+// newReaders makes a reader per node.
+func newReaders(c *config.Config, cl *source.Cluster, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
@@ -149,14 +176,6 @@ func newStreams(c *config.Config, cl *source.Cluster, st apply.State, sp *spool,
 			return nil, err
 		}
 		out = append(out, ContentStream{n.Content, segmentStream{r, n.Content}})
-	}
-	if sp.recovered == nil {
-		return out, nil
-	}
-	for i := range out {
-		if out[i], err = newSpooledStream(out[i], sp.Spool, sp.recovered, min(c.Source.StatusInterval, time.Second)); err != nil {
-			return nil, err
-		}
 	}
 	return out, nil
 }

@@ -1,0 +1,138 @@
+package subscription
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"cbrepl/dtx"
+	"cbrepl/merge"
+	"cbrepl/subscription/status"
+)
+
+// reporter turns what the loop sees into status and log lines. It decides
+// nothing; only the loop calls it.
+type reporter struct {
+	board *status.Board
+	log   *slog.Logger
+
+	reported map[dtx.Content]dtx.LSN // the newest event of each stream
+	since    map[dtx.GXID]time.Time  // when a waiting dtx was first noticed
+
+	conflicts      map[string]int64 // not logged yet
+	conflictLogged time.Time
+	minConflictLog time.Duration
+}
+
+const (
+	trackedWait = 64 // waiting dtxs whose age is kept
+	shownWaits  = 8
+)
+
+func newReporter(b *status.Board, log *slog.Logger, minConflictLog time.Duration) reporter {
+	return reporter{
+		board: b, log: log, minConflictLog: minConflictLog,
+		reported: map[dtx.Content]dtx.LSN{}, since: map[dtx.GXID]time.Time{}, conflicts: map[string]int64{},
+	}
+}
+
+// read notes the position of a stream's event.
+func (r *reporter) read(c dtx.Content, lsn dtx.LSN) {
+	r.reported[c] = max(r.reported[c], lsn)
+}
+
+// jobBegins shows what the target is asked to do.
+func (r *reporter) jobBegins(j job, now time.Time) {
+	t := status.Target{Activity: status.Applying, Attempt: j.attempt}
+	if j.attempt > 1 || j.kind == jobOpen {
+		t.Activity = status.Retrying
+	}
+	if j.cause != nil {
+		t.Error = j.cause.Error()
+	}
+	if j.kind == jobApply {
+		t.Batch, t.Rows = j.batch.Seq, j.batch.Rows
+	}
+	r.board.Target(t, now)
+}
+
+// batchApplied counts and logs a committed batch.
+func (r *reporter) batchApplied(e *effects, now time.Time) {
+	r.board.BatchApplied(&e.batch, e.result.Rows, e.result.Conflicts, now)
+	r.board.Target(status.Target{Activity: status.Idle}, now)
+	r.countConflicts(e.result.Conflicts, now)
+	if e.attempt > 1 {
+		r.log.Info("target is back", LogBatch, e.batch.Seq, LogAttempt, e.attempt)
+	}
+	if r.log.Enabled(context.Background(), slog.LevelDebug) {
+		r.log.Debug("batch applied", LogBatch, e.batch.Seq, LogDtxs, len(e.batch.GXIDs), LogRows, e.result.Rows)
+	}
+}
+
+// jobFailed reports a job after which the batch is not applied.
+func (r *reporter) jobFailed(v verdict, now time.Time) {
+	if v.narrowed > 0 {
+		r.log.Warn("looking for the transaction that cannot be applied", LogLimit, v.narrowed)
+	}
+	f := v.retry
+	if f == nil {
+		return
+	}
+	r.board.Target(status.Target{Activity: status.Retrying, Attempt: f.attempt, Error: f.err.Error()}, now)
+	r.board.Fail(f.err, now)
+	if dtx.ClassOf(f.err) == dtx.ClassStop {
+		return // narrowing follows, and its end is reported
+	}
+	r.log.Warn("target failed, trying again", LogBatch, f.batch, LogAttempt, f.attempt, LogError, f.err)
+}
+
+// tick refreshes what is pending and waited for.
+func (r *reporter) tick(n merge.Counts, waits []merge.Wait, now time.Time) {
+	since := make(map[dtx.GXID]time.Time, len(waits))
+	shown := make([]status.Wait, 0, min(len(waits), shownWaits))
+	for _, w := range waits {
+		at, ok := r.since[w.GXID]
+		if !ok {
+			at = now
+		}
+		since[w.GXID] = at
+		if len(shown) < shownWaits {
+			shown = append(shown, status.Wait{
+				GXID: uint64(w.GXID), Kind: w.Kind.String(), Missing: w.Missing, Parts: w.Parts,
+				RecordSeen: w.RecordSeen, Blocking: w.Blocking, Since: at,
+			})
+		}
+	}
+	r.since = since
+	reported := make([]dtx.Position, 0, len(r.reported))
+	for c, lsn := range r.reported {
+		reported = append(reported, dtx.Position{Content: c, LSN: lsn})
+	}
+	r.board.Tick(status.Pending{Dtxs: n.Dtxs, Parts: n.Parts, Records: n.Records, Rows: n.Rows, Bytes: n.Bytes}, shown, reported, now)
+	r.countConflicts(nil, now)
+}
+
+// countConflicts logs skipped rows by table, at most once in minConflictLog.
+func (r *reporter) countConflicts(c map[string]int64, now time.Time) {
+	for t, n := range c {
+		r.conflicts[t] += n
+	}
+	if len(r.conflicts) > 0 && now.Sub(r.conflictLogged) >= r.minConflictLog {
+		r.flushConflicts(now)
+	}
+}
+
+// flushConflicts logs the skipped rows that are not logged yet.
+func (r *reporter) flushConflicts(now time.Time) {
+	tables := make([]string, 0, len(r.conflicts))
+	for t := range r.conflicts {
+		tables = append(tables, t)
+	}
+	slices.Sort(tables)
+	for _, t := range tables {
+		r.log.Warn("rows skipped: the copies have diverged", LogRelation, t, LogRows, r.conflicts[t])
+	}
+	clear(r.conflicts)
+	r.conflictLogged = now
+}
