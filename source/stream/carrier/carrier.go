@@ -143,11 +143,8 @@ func (m Messages) Part(prefix string, body []byte) (Identity, bool, error) {
 		return Identity{}, false, nil
 	}
 	const what = "part message"
-	if err := checkVersion(what, body, 10); err != nil {
+	if err := checkSize(what, body, 10); err != nil {
 		return Identity{}, true, err
-	}
-	if len(body) != 10 {
-		return Identity{}, true, badBody(what, "want 10 bytes, got %d", len(body))
 	}
 	id := Identity{dtx.GXID(binary.BigEndian.Uint64(body[2:])), dtx.Kind(body[1])}
 	return id, true, checkIdentity(what, id.GXID, id.Kind)
