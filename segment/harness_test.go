@@ -16,10 +16,13 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/lab"
+	"cbrepl/source/stream/feed/feedtest"
 	"cbrepl/store"
 )
 
 var shared lab.Shared
+
+const content dtx.Content = 2
 
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
@@ -136,7 +139,7 @@ func (n *node) options(dsn string) Options {
 func (n *node) start(o Options, from dtx.LSN, gate chan struct{}) *run {
 	n.t.Helper()
 	if o.Spool == nil {
-		o.Spool = openSpool(n.t)
+		o.Spool = feedtest.OpenSpool(n.t)
 	}
 	r, err := New(o)
 	if err != nil {
@@ -245,5 +248,5 @@ func (x *run) untilPosition(lsn dtx.LSN) {
 // rows reads a part back.
 func (x *run) rows(p dtx.Part) []string {
 	x.t.Helper()
-	return rowsOf(x.t, x.spool, p)
+	return feedtest.RowsOf(x.t, x.spool, p)
 }

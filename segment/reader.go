@@ -1,36 +1,8 @@
 // Package segment reads one segment's replication stream into the spool and
-// reports each local transaction as a part of its distributed one. It owns what
-// a stream's messages mean for the spool: transactions sent whole, in pieces
-// while in progress, or decoded at PREPARE; rolled back subtransactions; which
-// schema a row was written under. It never orders anything between segments and
-// never looks inside a row.
-//
-// # What is reported
-//
-//   - A transaction that names its dtx (by a part message, or by its gid when it
-//     was decoded at PREPARE) is an EventPart at its commit's end.
-//   - One with neither rows nor a name is a position. One with rows and no name
-//     was written to the segment directly: it stops the stream, or is dropped
-//     and counted under LocalChanges Ignore.
-//   - A prepared transaction is an EventHold at its PREPARE, and at its outcome an
-//     EventPart that names the hold, or an EventUnhold.
-//   - A keepalive while no transaction is half received is a position (package
-//     feed).
-//
-// # Schemas
-//
-// Relation messages outside streamed transactions change the schemas in force.
-// Those inside one belong to it alone until it commits (it may have altered the
-// table itself); then each becomes the one in force, unless a newer one was
-// sent meanwhile. That mirrors the server: it counts a schema as sent to the
-// whole stream from the commit of the streamed transaction on. Every row is
-// spooled with the version it was sent under.
-//
-// # Limits of the protocol
-//
-// The server gives logical messages of a streamed transaction the top-level
-// transaction's id, also when a subtransaction wrote them. A message of a
-// rolled back subtransaction that was streamed therefore still counts.
+// reports each local transaction as a part of its distributed one. It joins a
+// connection that is kept alive (package feed) and the state machine that puts
+// transactions together (package assemble). It never orders anything between
+// segments.
 package segment
 
 import (
@@ -38,23 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/source/stream/assemble"
 	"cbrepl/source/stream/carrier"
 	"cbrepl/source/stream/feed"
 	"cbrepl/store"
-)
-
-// LocalChanges says what to do with changes that belong to no dtx.
-type LocalChanges uint8
-
-const (
-	// Stop ends the stream with an error that names them.
-	Stop LocalChanges = iota
-	// Ignore drops, counts and logs them.
-	Ignore
 )
 
 // Options configure a Reader.
@@ -73,7 +35,7 @@ type Options struct {
 	Carrier carrier.Carrier
 	// Spool takes the rows. The Reader is its writer for this content.
 	Spool        *store.Spool
-	LocalChanges LocalChanges
+	LocalChanges assemble.LocalChanges
 	// Expect is the server that the start position was recorded for; zero accepts
 	// the first one met.
 	Expect feed.Identity
@@ -85,13 +47,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills unset fields, except those of package feed.
-func (o *Options) EnsureDefaults() {
-	if o.Carrier == nil {
-		o.Carrier = carrier.Messages{}
-	}
-}
-
 // Validate reports every problem.
 func (o *Options) Validate() error {
 	var errs []error
@@ -101,7 +56,7 @@ func (o *Options) Validate() error {
 	if o.Spool == nil {
 		errs = append(errs, errors.New("no spool"))
 	}
-	if o.LocalChanges > Ignore {
+	if o.LocalChanges > assemble.Ignore {
 		errs = append(errs, fmt.Errorf("unknown choice %d for local changes", o.LocalChanges))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -113,48 +68,33 @@ func (o *Options) Validate() error {
 // Reader reads one segment's stream.
 type Reader struct {
 	*feed.Feed
-	n *counters
+	assembler *assemble.Assembler
 }
 
 // New checks the options. It starts nothing.
 func New(o Options) (*Reader, error) {
-	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	fo := feed.Options{
+	a := assemble.New(assemble.Options{
+		Content: o.Content, Carrier: o.Carrier, Spool: o.Spool.Writer(o.Content), LocalChanges: o.LocalChanges, Logger: o.Logger,
+	})
+	f, err := feed.New(feed.Options{
 		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 		BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax, PositionEvery: o.PositionEvery, Logger: o.Logger,
-	}
-	fo.EnsureDefaults() // its logger is the assembler's, too
-	a := newAssembler(o.Content, o.Carrier, o.Spool.Writer(o.Content), o.LocalChanges, fo.Logger)
-	f, err := feed.New(fo, a)
+	}, a)
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{f, &a.n}, nil
+	return &Reader{f, a}, nil
 }
 
 // Stats describe the stream at the time of the call.
 type Stats struct {
 	feed.Stats
-	// Rows counts row messages spooled, Parts transactions reported as parts,
-	// Ignored local transactions dropped.
-	Rows, Parts, Ignored int64
-	// OpenTxns counts transactions whose commit has not been received, prepared
-	// ones included.
-	OpenTxns int64
+	assemble.Counts
 }
 
 // Stats may be called from any goroutine.
-func (r *Reader) Stats() Stats {
-	return Stats{
-		Stats: r.Feed.Stats(), Rows: r.n.rows.Load(), Parts: r.n.parts.Load(), Ignored: r.n.ignored.Load(),
-		OpenTxns: r.n.open.Load(),
-	}
-}
-
-type counters struct {
-	rows, parts, ignored, open atomic.Int64
-}
+func (r *Reader) Stats() Stats { return Stats{r.Feed.Stats(), r.assembler.Counts()} }

@@ -17,6 +17,7 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/segment"
 	"cbrepl/source"
+	"cbrepl/source/stream/assemble"
 	"cbrepl/source/stream/carrier"
 	"cbrepl/source/stream/feed"
 	"cbrepl/store"
@@ -162,9 +163,9 @@ func newReaders(c *config.Config, cl *source.Cluster, st apply.State, sp *spool,
 		return nil, err
 	}
 	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl}}}
-	local := segment.Stop
+	local := assemble.Stop
 	if c.Source.LocalChanges == config.Ignore {
-		local = segment.Ignore
+		local = assemble.Ignore
 	}
 	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{

@@ -1,10 +1,7 @@
-package segment
+package assemble
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -19,33 +16,19 @@ import (
 	"cbrepl/store"
 )
 
-// rig is an assembler on a real spool, fed by hand.
+// rig is a segment's assembler on a real spool, fed by hand.
 type rig struct {
 	*feedtest.Rig
 	spool *store.Spool
-	a     *assembler
+	a     *Assembler
 	logs  strings.Builder
 }
 
 const content dtx.Content = 2
 
-func openSpool(t testing.TB) *store.Spool {
-	t.Helper()
-	sp, err := store.Open(context.Background(), store.Options{Dir: t.TempDir() + "/spool", Subscription: "t", MemBytes: 8 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sp.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sp
-}
-
 func newRig(t testing.TB, local LocalChanges, start dtx.LSN) *rig {
 	t.Helper()
-	r := &rig{Rig: &feedtest.Rig{T: t}, spool: openSpool(t)}
+	r := &rig{Rig: &feedtest.Rig{T: t}, spool: feedtest.OpenSpool(t)}
 	r.restart(local, start)
 	return r
 }
@@ -54,7 +37,7 @@ func newRig(t testing.TB, local LocalChanges, start dtx.LSN) *rig {
 func (r *rig) restart(local LocalChanges, start dtx.LSN) {
 	r.T.Helper()
 	log := slog.New(slog.NewTextHandler(&r.logs, nil))
-	r.a = newAssembler(content, carrier.Messages{}, r.spool.Writer(content), local, log)
+	r.a = New(Options{Content: content, Spool: r.spool.Writer(content), LocalChanges: local, Logger: log})
 	r.Restart(content, start, r.a)
 }
 
@@ -66,7 +49,7 @@ func (r *rig) take() string {
 		fmt.Fprintf(&b, "%s@%s", ev.Kind, ev.LSN)
 		if ev.Kind == dtx.EventPart {
 			p := ev.Part
-			fmt.Fprintf(&b, " gxid=%d %s rows=%d barrier=%v %s", p.GXID, p.Kind, p.Rows, p.Barrier, strings.Join(rowsOf(r.T, r.spool, p), " "))
+			fmt.Fprintf(&b, " gxid=%d %s rows=%d barrier=%v %s", p.GXID, p.Kind, p.Rows, p.Barrier, strings.Join(feedtest.RowsOf(r.T, r.spool, p), " "))
 		}
 		if ev.Hold != 0 {
 			b.WriteString(" held")
@@ -75,45 +58,6 @@ func (r *rig) take() string {
 	}
 	r.Events = nil
 	return b.String()
-}
-
-// rowsOf reads a part back: table(columns of its schema)op:values.
-func rowsOf(t testing.TB, sp *store.Spool, p dtx.Part) []string {
-	t.Helper()
-	rd, err := sp.Open(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = rd.Close() }()
-	var out []string
-	for {
-		c, err := rd.Next()
-		if errors.Is(err, io.EOF) {
-			return out
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		rels := c.Relations
-		if c.Relation != nil {
-			rels = []*pgoutput.Relation{c.Relation}
-		}
-		var s strings.Builder
-		for _, rel := range rels {
-			s.WriteString(rel.Name + "(")
-			for _, col := range rel.Columns {
-				s.WriteString(col.Name)
-			}
-			s.WriteString(")")
-		}
-		s.WriteByte(c.Type)
-		for _, tup := range []pgoutput.Tuple{c.Old, c.New} {
-			for _, v := range tup.Append(nil) {
-				s.WriteString(":" + string(v.Data))
-			}
-		}
-		out = append(out, s.String())
-	}
 }
 
 func (r *rig) expect(want string) {
@@ -272,46 +216,48 @@ position@0/88
 	}
 }
 
-// TestUnusableGID (field case 16): an empty gid, or one that names nothing, is an
-// error with server version and content, never a guess.
-func TestUnusableGID(t *testing.T) {
-	for _, c := range []struct {
-		gid   string
-		local LocalChanges
-		named bool
-		ok    bool
-	}{
-		{"", Stop, false, false},
-		{"", Ignore, false, false},
-		{"", Stop, true, false},
-		{"their own", Stop, false, false},
-		{"their own", Ignore, false, true},
-		{"their own", Stop, true, true},
-		{"0", Stop, false, false},
-	} {
-		r := newRig(t, c.local, 0)
-		msgs := [][]byte{prep('b', 0x20, 0x28, 7, c.gid), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "secret")}
-		if c.named {
-			msgs = append(msgs, feedtest.Part(0, 9, 'T'))
+// TestGIDOfNobody (field case 16): an empty gid is an error with server version and
+// content. One that names no dtx is somebody's own prepared transaction: with rows
+// it is a local change once it commits, without rows it is nothing.
+func TestGIDOfNobody(t *testing.T) {
+	schema := pgotest.Relation(0, rel(1, "a", "x"))
+	for _, local := range []LocalChanges{Stop, Ignore} {
+		err := newRig(t, local, 0).Feed(prep('b', 0x20, 0x28, 7, ""), schema, ins(0, 1, "secret"), feedtest.Part(0, 9, 'T'), prep('P', 0x20, 0x28, 7, ""))
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "15.99") || !strings.Contains(err.Error(), "content 2") {
+			t.Errorf("empty gid: %v", err)
 		}
-		err := r.Feed(append(msgs, prep('P', 0x20, 0x28, 7, c.gid))...)
-		if c.ok {
-			if err != nil {
-				t.Errorf("%+v: %v", c, err)
-			}
+	}
+	for _, gid := range []string{"their own", "0", "1-", "0x12"} {
+		prepared := [][]byte{prep('b', 0x20, 0x28, 7, gid), schema, ins(0, 1, "secret"), prep('P', 0x20, 0x28, 7, gid)}
+		r := newRig(t, Stop, 0)
+		r.Must(prepared...)
+		err := r.Feed(pgotest.CommitPrepared(0x30, 0x38, 1, 7, gid))
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || strings.Contains(err.Error(), "secret") {
+			t.Errorf("gid %q with rows commits: %v", gid, err)
 			continue
 		}
-		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "15.99") || !strings.Contains(err.Error(), "content 2") {
-			t.Errorf("%+v: %v", c, err)
+		for _, want := range []string{gid, "15.99", "content 2", "LSN 0/38", "public.a"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("gid %q: error %q lacks %q", gid, err, want)
+			}
 		}
+		r = newRig(t, Stop, 0)
+		r.Must(append(prepared, pgotest.RollbackPrepared(0x28, 0x38, 1, 2, 7, gid))...)
+		r.expect("hold@0/20 held\nunhold@0/38 held\n")
+		r = newRig(t, Ignore, 0)
+		r.Must(append(prepared, pgotest.CommitPrepared(0x30, 0x38, 1, 7, gid))...)
+		r.expect("hold@0/20 held\nunhold@0/38 held\n")
+		if r.a.n.ignored.Load() != 1 {
+			t.Error("not counted")
+		}
+		r = newRig(t, Stop, 0)
+		r.Must(prep('b', 0x20, 0x28, 7, gid), prep('P', 0x20, 0x28, 7, gid), pgotest.CommitPrepared(0x30, 0x38, 1, 7, gid))
+		r.expect("position@0/28\nposition@0/38\n")
 	}
-	// Ignored, it ends without a part.
-	r := newRig(t, Ignore, 0)
-	r.Must(prep('b', 0x20, 0x28, 7, "x"), pgotest.Relation(0, rel(1, "a", "x")), ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "x"), pgotest.CommitPrepared(0x30, 0x38, 1, 7, "x"))
-	r.expect("hold@0/20 held\nunhold@0/38 held\n")
-	if r.a.n.ignored.Load() != 1 {
-		t.Error("not counted")
-	}
+	r := newRig(t, Stop, 0)
+	r.Must(prep('b', 0x20, 0x28, 7, "their own"), schema, ins(0, 1, "1"), feedtest.Part(0, 9, 'T'), prep('P', 0x20, 0x28, 7, "their own"),
+		pgotest.CommitPrepared(0x30, 0x38, 1, 7, "their own"))
+	r.expect("hold@0/20 held\npart@0/38 gxid=9 two-phase rows=1 barrier=false a(x)I:1 held\n")
 }
 
 func TestLocalChanges(t *testing.T) {
@@ -372,9 +318,9 @@ func TestFaultsWaitForTheCommit(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	for _, prefix := range []string{"pg_ddl_x", carrier.DefaultPartPrefix} {
+	for prefix, want := range map[string]string{"pg_ddl_x": "not supported", carrier.DefaultPartPrefix: "outside any transaction"} {
 		body := carrier.AppendPart(nil, carrier.Identity{GXID: 1, Kind: 'T'})
-		if err := newRig(t, Stop, 0).Feed(pgotest.Message(0, false, 0x20, prefix, body)); err == nil || !strings.Contains(err.Error(), "outside any transaction") {
+		if err := newRig(t, Stop, 0).Feed(pgotest.Message(0, false, 0x20, prefix, body)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s outside a transaction: %v", prefix, err)
 		}
 	}

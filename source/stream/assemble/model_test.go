@@ -1,4 +1,4 @@
-package segment
+package assemble
 
 import (
 	"errors"
@@ -537,7 +537,7 @@ func checkLife(r *rig, rng *rand.Rand, l *mlog, start dtx.LSN, done bool) (safe 
 			if t.twoPhase && !sent {
 				want = nil
 			}
-			if got := rowsOf(r.T, r.spool, ev.Part); !slices.Equal(got, want) {
+			if got := feedtest.RowsOf(r.T, r.spool, ev.Part); !slices.Equal(got, want) {
 				return 0, fmt.Errorf("rows of gxid %d:\n got %v\nwant %v", t.gxid, got, want)
 			}
 		}

@@ -1,4 +1,4 @@
-package segment
+package assemble
 
 import (
 	"fmt"
@@ -9,14 +9,6 @@ import (
 	"cbrepl/source/stream/carrier"
 	"cbrepl/store"
 )
-
-// relation is a table's schema as it was sent at one point of the stream.
-type relation struct {
-	id      uint32
-	version store.RelVersion
-	name    string
-	seq     uint64 // rises with every relation message of the connection
-}
 
 // txn is a local transaction whose outcome has not been received.
 type txn struct {
@@ -29,9 +21,10 @@ type txn struct {
 	overlay map[uint32]*relation
 	last    *relation // of the last row
 
-	id   carrier.Identity
-	has  bool // id is set
-	rows int64
+	id      carrier.Identity
+	named   bool               // id is set
+	records []dtx.CommitRecord // on the coordinator, in their order
+	rows    int64
 	// subs counts the rows of subtransactions of a streamed transaction while
 	// those are few; many is set when they were not. dead counts the rows of those
 	// rolled back.
@@ -42,13 +35,38 @@ type txn struct {
 	dead   int64
 
 	tables []string // touched, for messages
-	// fault is what must stop the stream if the transaction commits: until then it
-	// may yet be rolled back.
-	fault *dtx.Error
+	// faults are what must stop the stream if the transaction commits.
+	faults []fault
 
-	// twoPhase: decoded at PREPARE, under gid.
+	// twoPhase: decoded at PREPARE, under gid. hold is set once its PREPARE was
+	// reported.
 	twoPhase bool
 	gid      string
+	hold     dtx.SpoolID
+}
+
+// fault is one fault of a (sub)transaction; xid is 0 where the server does not
+// say which.
+type fault struct {
+	xid dtx.XID
+	err *dtx.Error
+}
+
+// maxFaults bounds the faults kept of one transaction; later ones count as the
+// whole transaction's.
+const maxFaults = 1000
+
+// mark keeps the first fault of a subtransaction.
+func (t *txn) mark(xid dtx.XID, e *dtx.Error) {
+	for _, f := range t.faults {
+		if f.xid == xid || f.xid == 0 {
+			return
+		}
+	}
+	if len(t.faults) >= maxFaults {
+		xid = 0
+	}
+	t.faults = append(t.faults, fault{xid, e})
 }
 
 // maxSubs bounds the subtransactions whose rows are counted one by one.
@@ -101,8 +119,9 @@ func (t *txn) endRun() {
 	t.subs[t.subXID] += n
 }
 
-// abortSub takes a rolled back subtransaction's rows out.
+// abortSub takes a rolled back subtransaction's rows and faults out.
 func (t *txn) abortSub(xid dtx.XID) {
+	t.faults = slices.DeleteFunc(t.faults, func(f fault) bool { return f.xid == xid })
 	t.endRun()
 	t.dead += t.subs[xid]
 	delete(t.subs, xid)
@@ -115,12 +134,12 @@ func (t *txn) abortSub(xid dtx.XID) {
 // say so although all were rolled back.
 func (t *txn) alive() bool { return t.rows > t.dead }
 
-// name sets the dtx that the transaction is a part of.
-func (t *txn) name(id carrier.Identity) error {
-	if t.has && t.id != id {
+// setIdentity sets the dtx that the transaction is a part of.
+func (t *txn) setIdentity(id carrier.Identity) error {
+	if t.named && t.id != id {
 		return fmt.Errorf("one transaction names two distributed ones: gxid %d (%s) and gxid %d (%s)", t.id.GXID, t.id.Kind, id.GXID, id.Kind)
 	}
-	t.id, t.has = id, true
+	t.id, t.named = id, true
 	return nil
 }
 

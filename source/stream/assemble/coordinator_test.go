@@ -1,4 +1,4 @@
-package coordinator
+package assemble
 
 import (
 	"context"
@@ -18,18 +18,18 @@ import (
 	"cbrepl/source/stream/feed/feedtest"
 )
 
-// rig is an assembler fed by hand.
-type rig struct {
+// coordinatorRig is the coordinator's assembler, fed by hand.
+type coordinatorRig struct {
 	*feedtest.Rig
-	a *assembler
+	a *Assembler
 }
 
-func newRig(t testing.TB, start dtx.LSN) *rig {
-	a := newAssembler(carrier.Messages{})
-	return &rig{feedtest.New(t, dtx.Coordinator, start, a), a}
+func newCoordinatorRig(t testing.TB, start dtx.LSN) *coordinatorRig {
+	a := New(Options{Content: dtx.Coordinator})
+	return &coordinatorRig{feedtest.New(t, dtx.Coordinator, start, a), a}
 }
 
-func (r *rig) expect(want string) {
+func (r *coordinatorRig) expect(want string) {
 	r.T.Helper()
 	var b strings.Builder
 	for _, ev := range r.Events {
@@ -68,7 +68,7 @@ func record(xid dtx.XID, transactional bool, lsn dtx.LSN, gxid dtx.GXID, kind dt
 func part(xid dtx.XID, gxid dtx.GXID) []byte { return feedtest.Part(xid, gxid, 'T') }
 
 func TestRecords(t *testing.T) {
-	r := newRig(t, 0x10)
+	r := newCoordinatorRig(t, 0x10)
 	r.Must(record(0, false, 0x18, 1, 'T', 1, 0))
 	r.Must(pgotest.Begin(0x20, 1, 7), record(0, true, 0x1c, 2, 'O', 2), pgotest.Commit(0x20, 0x28, 1))
 	// Several records of one transaction, and the coordinator's own part, stand at
@@ -94,7 +94,7 @@ part@0/58 gxid=5 two-phase content -1
 // TestMoreIsNotReported: between two events of one LSN a new connection would
 // still start before it.
 func TestMoreIsNotReported(t *testing.T) {
-	r := newRig(t, 0x10)
+	r := newCoordinatorRig(t, 0x10)
 	stop := fmt.Errorf("stop")
 	n := 0
 	r.Out = feed.NewOut(dtx.Coordinator, 0x10, -1, func(context.Context, dtx.Event) error {
@@ -109,8 +109,8 @@ func TestMoreIsNotReported(t *testing.T) {
 	}
 }
 
-func TestStreamed(t *testing.T) {
-	r := newRig(t, 0)
+func TestCoordinatorStreamed(t *testing.T) {
+	r := newCoordinatorRig(t, 0)
 	r.Must(pgotest.StreamStart(7, true), record(7, true, 0x12, 1, 'T', 0, 1), pgotest.StreamStop())
 	r.Must(pgotest.StreamStart(8, true), record(8, true, 0x13, 9, 'T', 0, 1), pgotest.StreamStop())
 	r.Must(pgotest.StreamAbort(99, 99), record(0, false, 0x18, 2, 'O', 1), pgotest.StreamAbort(8, 8))
@@ -127,8 +127,8 @@ record@0/28 gxid=1 two-phase [0 1]
 	r.expect("record@0/48 gxid=3 two-phase [0 1]\n")
 }
 
-func TestPrepared(t *testing.T) {
-	r := newRig(t, 0)
+func TestCoordinatorPrepared(t *testing.T) {
+	r := newCoordinatorRig(t, 0)
 	prep := func(typ byte, lsn dtx.LSN, gid string) []byte { return pgotest.Prepare(typ, lsn, lsn+8, 1, 7, gid) }
 	r.Must(prep('b', 0x20, "50"), record(0, true, 1, 49, 'T', 0, 1), prep('P', 0x20, "50"))
 	r.Must(prep('b', 0x30, "mine"), record(0, true, 1, 51, 'T', 0, 1), prep('P', 0x30, "mine"))
@@ -164,8 +164,8 @@ func table(id uint32, schema, name string) []byte {
 	return pgotest.Relation(0, &pgoutput.Relation{ID: id, Schema: schema, Name: name, Identity: 'd'})
 }
 
-// TestFaults stop the stream when their transaction commits, and only then.
-func TestFaults(t *testing.T) {
+// TestCoordinatorFaults stop the stream when their transaction commits, and only then.
+func TestCoordinatorFaults(t *testing.T) {
 	row := pgotest.Insert(0, 1, pgotest.Text("secret-value"))
 	bad := func(body string) []byte {
 		return pgotest.Message(0, true, 0x12, carrier.DefaultCommitPrefix, []byte(body))
@@ -179,10 +179,10 @@ func TestFaults(t *testing.T) {
 		{"ddl", "pg_ddl_table", [][]byte{pgotest.Message(0, true, 0x12, "pg_ddl_table", []byte("secret-value"))}},
 		{"record", "version 2", [][]byte{bad("\x02")}},
 		{"part", "want 10 bytes", [][]byte{pgotest.Message(0, true, 0x12, carrier.DefaultPartPrefix, []byte("\x01T12345678 "))}},
-		{"two parts", "gxid 1 and gxid 2", [][]byte{part(0, 1), part(0, 2)}},
+		{"two parts", "gxid 1 (two-phase) and gxid 2", [][]byte{part(0, 1), part(0, 2)}},
 	} {
 		msgs := append(append([][]byte{pgotest.Begin(0x20, 1, 7)}, c.msgs...), pgotest.Commit(0x20, 0x28, 1))
-		err := newRig(t, 0).Feed(msgs...)
+		err := newCoordinatorRig(t, 0).Feed(msgs...)
 		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "content -1") {
 			t.Errorf("%s: %v", c.name, err)
 		} else if strings.Contains(err.Error(), "secret") {
@@ -190,18 +190,21 @@ func TestFaults(t *testing.T) {
 		}
 	}
 	// Rolled back in whole or in the subtransaction that did it: no fault.
-	r := newRig(t, 0)
-	r.Must(pgotest.StreamStart(7, true), pgotest.Relation(7, &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'}),
+	r := newCoordinatorRig(t, 0)
+	streamedTable := func(xid dtx.XID) []byte {
+		return pgotest.Relation(xid, &pgoutput.Relation{ID: 1, Schema: "public", Name: "t", Identity: 'd'})
+	}
+	r.Must(pgotest.StreamStart(7, true), streamedTable(7),
 		pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop())
-	r.Must(pgotest.StreamStart(17, true), pgotest.Insert(17, 1, pgotest.Text("x")), pgotest.StreamStop())
+	r.Must(pgotest.StreamStart(17, true), streamedTable(17), pgotest.Insert(17, 1, pgotest.Text("x")), pgotest.StreamStop())
 	r.Must(pgotest.StreamAbort(7, 9), pgotest.StreamAbort(7, 8), pgotest.StreamAbort(17, 17), pgotest.StreamCommit(7, 0x20, 0x28, 1))
 	r.expect("position@0/28\n")
-	r.Must(pgotest.StreamStart(7, true), pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop(), pgotest.StreamAbort(7, 8))
+	r.Must(pgotest.StreamStart(7, true), streamedTable(7), pgotest.Insert(8, 1, pgotest.Text("x")), pgotest.Insert(9, 1, pgotest.Text("x")), pgotest.StreamStop(), pgotest.StreamAbort(7, 8))
 	if err := r.Feed(pgotest.StreamCommit(7, 0x30, 0x38, 1)); err == nil || !strings.Contains(err.Error(), "public.t") {
 		t.Errorf("row of a subtransaction that is left: %v", err)
 	}
 	// The policies are cbrepl's own.
-	r = newRig(t, 0)
+	r = newCoordinatorRig(t, 0)
 	r.Must(pgotest.Begin(0x20, 1, 7), table(1, "cbrepl", "distribution_policy"), row, pgotest.Commit(0x20, 0x28, 1))
 	r.expect("position@0/28\n")
 	// Outside transactions there is nothing to wait for.
@@ -210,57 +213,26 @@ func TestFaults(t *testing.T) {
 		pgotest.Message(0, false, 0x20, carrier.DefaultPartPrefix, carrier.AppendPart(nil, carrier.Identity{GXID: 1, Kind: 'T'})),
 		pgotest.Message(0, false, 0x20, "pg_ddl_x", nil),
 	} {
-		if err := newRig(t, 0).Feed(m); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
+		if err := newCoordinatorRig(t, 0).Feed(m); err == nil || dtx.ClassOf(err) != dtx.ClassStop {
 			t.Errorf("%q: %v", m, err)
 		}
 	}
 }
 
-func TestProtocolViolations(t *testing.T) {
-	begin, open := pgotest.Begin(0x20, 1, 7), pgotest.StreamStart(7, true)
-	prep := func(typ byte, gid string) []byte { return pgotest.Prepare(typ, 0x20, 0x28, 1, 7, gid) }
-	for name, msgs := range map[string][][]byte{
-		"row outside":        {table(1, "s", "t"), pgotest.Insert(0, 1)},
-		"row of unknown":     {begin, pgotest.Insert(0, 1)},
-		"message outside":    {record(0, true, 1, 1, 'T', 0, 1)},
-		"begin in begin":     {begin, begin},
-		"commit outside":     {pgotest.Commit(1, 2, 3)},
-		"stream in begin":    {begin, open},
-		"first twice":        {open, pgotest.StreamStop(), open},
-		"never first":        {pgotest.StreamStart(7, false)},
-		"stop outside":       {pgotest.StreamStop()},
-		"commit of nothing":  {pgotest.StreamCommit(7, 1, 2, 3)},
-		"prepare outside":    {prep('P', "1")},
-		"prepare of another": {prep('b', "1"), prep('P', "2")},
-		"commit of prepared": {prep('b', "1"), pgotest.Commit(1, 2, 3)},
-		"no gid":             {prep('b', ""), prep('P', "")},
-		"unknown":            {[]byte("Z")},
-		"empty":              {{}},
-		"malformed":          {[]byte("B1")},
-		"malformed row":      {begin, []byte("I1")},
-		"goes back":          {record(0, false, 0x20, 1, 'O', 1), record(0, false, 0x18, 2, 'O', 1)},
-	} {
-		err := newRig(t, 0).Feed(msgs...)
-		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), "content -1") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// FuzzMessages: whatever a server sends, the assembler answers with events or an
+// FuzzCoordinatorMessages: whatever a server sends, the assembler answers with events or an
 // error.
-func FuzzMessages(f *testing.F) {
+func FuzzCoordinatorMessages(f *testing.F) {
 	f.Add(feedtest.Join(pgotest.Begin(0x20, 1, 7), record(0, true, 1, 3, 'T', 0, 1), part(0, 3), pgotest.Commit(0x20, 0x28, 1)))
 	f.Add(feedtest.Join(pgotest.StreamStart(7, true), record(7, true, 1, 3, 'T', 0, 1), pgotest.StreamStop(), pgotest.StreamCommit(7, 0x20, 0x28, 1)))
 	f.Add(feedtest.Join(pgotest.Prepare('b', 1, 2, 3, 4, "5"), table(1, "a", "b"), pgotest.Truncate(0, 0, 1), pgotest.Prepare('P', 1, 2, 3, 4, "5"), pgotest.CommitPrepared(3, 4, 5, 4, "5")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		newRig(t, 0).FeedJoined(b)
+		newCoordinatorRig(t, 0).FeedJoined(b)
 	})
 }
 
-// TestRandomOrder: records of interleaved transactions arrive in commit order,
+// TestCoordinatorRandomOrder: records of interleaved transactions arrive in commit order,
 // those of one transaction in their own, each once over cut connections.
-func TestRandomOrder(t *testing.T) {
+func TestCoordinatorRandomOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		type tx struct {
@@ -280,7 +252,7 @@ func TestRandomOrder(t *testing.T) {
 			x.end = lsn
 			log = append(log, x)
 		}
-		r := newRig(t, 0x10)
+		r := newCoordinatorRig(t, 0x10)
 		for {
 			budget := rng.IntN(120)
 			start := r.Out.Reported()
