@@ -38,6 +38,11 @@ type Config struct {
 	DSN string
 	// Slot and Publication exist on the server.
 	Slot, Publication string
+	// Plugin is the slot's output plugin. Default pgoutput.
+	Plugin Plugin
+	// Options are the options of START_REPLICATION that plugin cbrepl_source takes
+	// beside those of pgoutput.
+	Options []Option
 	// Streaming asks for in-progress transactions, where the server has them.
 	Streaming bool
 	// Timeout is how long the server may say nothing, or take nothing, before it
@@ -59,8 +64,25 @@ type Config struct {
 	MaxMessage int
 }
 
+// Plugin is an output plugin.
+type Plugin string
+
+// Plugins whose stream is pgoutput's.
+const (
+	PgOutput     Plugin = "pgoutput"
+	CbreplSource Plugin = "cbrepl_source"
+)
+
+// Option is an option of an output plugin.
+type Option struct {
+	Name, Value string
+}
+
 // EnsureDefaults fills unset fields.
 func (c *Config) EnsureDefaults() {
+	if c.Plugin == "" {
+		c.Plugin = PgOutput
+	}
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
@@ -99,6 +121,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Publication == "" {
 		errs = append(errs, errors.New("no publication"))
+	}
+	if c.Plugin != PgOutput && c.Plugin != CbreplSource {
+		errs = append(errs, fmt.Errorf("output plugin %q is not known", c.Plugin))
+	}
+	if len(c.Options) > 0 && c.Plugin == PgOutput {
+		errs = append(errs, errors.New("options for plugin pgoutput"))
 	}
 	for _, d := range []struct {
 		name string

@@ -36,6 +36,9 @@ type Conn struct {
 	pg     *pgconn.PgConn
 	in     *frames
 	server Server
+	// sql is an ordinary session for Query, where replication connections take no
+	// SQL (before PostgreSQL 10); else nil.
+	sql *pgconn.PgConn
 }
 
 // Connect opens a replication connection and identifies the server.
@@ -68,18 +71,23 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 
 // Close ends the connection.
 func (c *Conn) Close() {
-	if c.pg == nil {
+	closePG(&c.sql)
+	closePG(&c.pg)
+}
+
+func closePG(pg **pgconn.PgConn) {
+	if *pg == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = c.pg.Close(ctx) // nothing is pending: a failure loses nothing
+	_ = (*pg).Close(ctx) // nothing is pending: a failure loses nothing
 	// A query that was cancelled has left a goroutine of pgx behind.
 	select {
-	case <-c.pg.CleanupDone():
+	case <-(*pg).CleanupDone():
 	case <-ctx.Done():
 	}
-	c.pg = nil
+	*pg = nil
 }
 
 // Server returns what the node said of itself at connect.
@@ -93,6 +101,11 @@ func (c *Conn) identify(ctx context.Context) (Server, error) {
 	s := Server{
 		SystemID: id.SystemID, Timeline: id.Timeline, WALEnd: dtx.LSN(id.XLogPos), Database: id.DBName,
 		VersionText: c.pg.ParameterStatus("server_version"),
+	}
+	if oldProtocol(s.VersionText) {
+		if c.sql, err = c.connectSQL(ctx); err != nil {
+			return s, err
+		}
 	}
 	rows, err := c.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version_num', 'wal_sender_timeout')")
 	if err != nil {
@@ -115,7 +128,19 @@ func (c *Conn) identify(ctx context.Context) (Server, error) {
 // Query runs one statement by the simple protocol and returns its rows as text;
 // NULL reads as "".
 func (c *Conn) Query(ctx context.Context, sql string) ([][]string, error) {
-	results, err := c.pg.Exec(ctx, sql).ReadAll()
+	if c.sql != nil {
+		return query(ctx, c.sql, sql)
+	}
+	return query(ctx, c.pg, sql)
+}
+
+// command runs a replication command.
+func (c *Conn) command(ctx context.Context, text string) ([][]string, error) {
+	return query(ctx, c.pg, text)
+}
+
+func query(ctx context.Context, pg *pgconn.PgConn, sql string) ([][]string, error) {
+	results, err := pg.Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +179,11 @@ func (c *Conn) Slot(ctx context.Context, name string) (Slot, bool, error) {
 	if err := CheckSlotName(name); err != nil {
 		return Slot{}, false, err
 	}
-	rows, err := c.Query(ctx, slotSQL+" WHERE slot_name = '"+name+"'")
+	sql := slotSQL
+	if c.sql != nil {
+		sql = oldSlotSQL
+	}
+	rows, err := c.Query(ctx, sql+" WHERE slot_name = '"+name+"'")
 	if err != nil {
 		return Slot{}, false, c.cfg.fault("read slot", err)
 	}
@@ -185,7 +214,7 @@ type Created struct {
 	Snapshot string
 }
 
-// CreateSlot makes the configured slot with plugin pgoutput.
+// CreateSlot makes the configured slot.
 func (c *Conn) CreateSlot(ctx context.Context, twoPhase, exportSnapshot bool) (Created, error) {
 	snap := "nothing"
 	if exportSnapshot {
@@ -195,17 +224,19 @@ func (c *Conn) CreateSlot(ctx context.Context, twoPhase, exportSnapshot bool) (C
 	if twoPhase {
 		opts += ", TWO_PHASE"
 	}
-	sql := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (%s)", c.cfg.Slot, opts)
+	sql := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL %s (%s)", c.cfg.Slot, c.cfg.Plugin, opts)
 	if c.server.Version < 150000 { // the option list in parentheses came with 15
 		if twoPhase {
 			return Created{}, c.cfg.stop("create slot",
 				fmt.Sprintf("server version %s does not decode two-phase transactions at PREPARE", c.server.VersionText),
 				"Set two_phase to false: parts then need part messages")
 		}
-		sql = fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput %s", c.cfg.Slot,
-			map[bool]string{false: "NOEXPORT_SNAPSHOT", true: "EXPORT_SNAPSHOT"}[exportSnapshot])
+		sql = fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL %s", c.cfg.Slot, c.cfg.Plugin)
+		if c.sql == nil { // an old server always exports one
+			sql += map[bool]string{false: " NOEXPORT_SNAPSHOT", true: " EXPORT_SNAPSHOT"}[exportSnapshot]
+		}
 	}
-	rows, err := c.Query(ctx, sql)
+	rows, err := c.command(ctx, sql)
 	if err != nil {
 		return Created{}, c.cfg.fault("create slot "+c.cfg.Slot, err)
 	}
@@ -221,7 +252,13 @@ func (c *Conn) CreateSlot(ctx context.Context, twoPhase, exportSnapshot bool) (C
 
 // DropSlot removes the configured slot, waiting until nobody uses it.
 func (c *Conn) DropSlot(ctx context.Context) error {
-	if _, err := c.Query(ctx, fmt.Sprintf("DROP_REPLICATION_SLOT %s WAIT", c.cfg.Slot)); err != nil {
+	var err error
+	if c.sql != nil {
+		err = c.dropOldSlot(ctx)
+	} else {
+		_, err = c.command(ctx, fmt.Sprintf("DROP_REPLICATION_SLOT %s WAIT", c.cfg.Slot))
+	}
+	if err != nil {
 		return c.cfg.fault("drop slot "+c.cfg.Slot, err)
 	}
 	return nil
@@ -238,8 +275,8 @@ func (c *Conn) CheckSlot(ctx context.Context, from dtx.LSN) (Slot, error) {
 	case !ok:
 		return s, c.cfg.stop(op, fmt.Sprintf("slot %q does not exist on this server", c.cfg.Slot),
 			"Its changes since the slot was lost cannot be had any more: this content needs a new initial copy (drop the slots of the other contents, create all anew, copy)")
-	case s.Type != "logical" || s.Plugin != "pgoutput":
-		return s, c.cfg.stop(op, fmt.Sprintf("slot %q is %s with plugin %q, want a logical one with plugin \"pgoutput\"", s.Name, s.Type, s.Plugin),
+	case s.Type != "logical" || s.Plugin != string(c.cfg.Plugin):
+		return s, c.cfg.stop(op, fmt.Sprintf("slot %q is %s with plugin %q, want a logical one with plugin %q", s.Name, s.Type, s.Plugin, c.cfg.Plugin),
 			"Choose another slot name, or drop that slot if nobody needs it")
 	case s.Database != c.server.Database:
 		return s, c.cfg.stop(op, fmt.Sprintf("slot %q belongs to database %q, but the connection is to %q", s.Name, s.Database, c.server.Database),
@@ -281,12 +318,24 @@ func (c *Conn) Start(ctx context.Context, from dtx.LSN) (*Stream, error) {
 		return nil, c.cfg.fault("start streaming", err)
 	}
 	c.pg = nil
+	closePG(&c.sql)
 	return newStream(ctx, c.cfg, c.server, slot, raw.Conn, c.in, from), nil
 }
 
 // pluginArgs negotiates what the server has: messages and streaming from 14,
 // decoding at PREPARE (a property of the slot) from 15.
 func (c *Conn) pluginArgs(slot Slot) ([]string, error) {
+	pub := `"` + strings.ReplaceAll(c.cfg.Publication, `"`, `""`) + `"`
+	option := func(name, value string) string {
+		return name + " '" + strings.ReplaceAll(value, "'", "''") + "'"
+	}
+	if c.cfg.Plugin == CbreplSource {
+		args := []string{option("proto_version", "1"), option("publication_names", pub)}
+		for _, o := range c.cfg.Options {
+			args = append(args, option(o.Name, o.Value))
+		}
+		return args, nil
+	}
 	v := c.server.Version
 	if v < 140000 {
 		return nil, c.cfg.stop("start streaming",
@@ -301,17 +350,12 @@ func (c *Conn) pluginArgs(slot Slot) ([]string, error) {
 	if twoPhase {
 		proto = 3
 	}
-	pub := `"` + strings.ReplaceAll(c.cfg.Publication, `"`, `""`) + `"`
-	args := []string{
-		fmt.Sprintf("proto_version '%d'", proto),
-		"publication_names '" + strings.ReplaceAll(pub, "'", "''") + "'",
-		"messages 'true'",
-	}
+	args := []string{option("proto_version", fmt.Sprint(proto)), option("publication_names", pub), option("messages", "true")}
 	if c.cfg.Streaming {
-		args = append(args, "streaming 'on'")
+		args = append(args, option("streaming", "on"))
 	}
 	if twoPhase {
-		args = append(args, "two_phase 'on'")
+		args = append(args, option("two_phase", "on"))
 	}
 	return args, nil
 }
