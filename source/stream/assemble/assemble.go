@@ -22,7 +22,8 @@
 //   - A prepared transaction is an EventHold at its PREPARE, and at its outcome an
 //     EventPart that names the hold, or an EventUnhold.
 //   - A keepalive while no transaction is half received is a position (package
-//     feed).
+//     feed). A source whose carrier is an Observer says positions in messages, and
+//     PREPAREs and their ends (EventPrepared and others).
 //
 // # Faults
 //
@@ -101,10 +102,18 @@ type counters struct {
 // Assembler is the sink of a content's feed. Except for Counts it is used by one
 // goroutine.
 type Assembler struct {
-	o       Options
-	spool   *store.Writer // nil: rows are faults
-	log     *slog.Logger
-	version string // of the server, for messages
+	o     Options
+	spool *store.Writer // nil: rows are faults
+	// observer is the carrier of a source that reports what it sees instead of
+	// participants and positions; else nil.
+	observer carrier.Observer
+	// ownRecord is a commit record whose own part, the transaction that follows at
+	// once, has not been received.
+	ownRecord *dtx.CommitRecord
+	// reconnected is set until the new connection has been reported.
+	reconnected bool
+	log         *slog.Logger
+	version     string // of the server, for messages
 
 	// relations holds the schemas in force outside streamed transactions.
 	relations map[uint32]*relation
@@ -133,8 +142,9 @@ func New(o Options) *Assembler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	observer, _ := o.Carrier.(carrier.Observer)
 	return &Assembler{
-		o: o, spool: o.Spool, log: o.Logger.With("content", int(o.Content)),
+		o: o, spool: o.Spool, observer: observer, log: o.Logger.With("content", int(o.Content)),
 		relations: map[uint32]*relation{}, streams: map[dtx.XID]*txn{}, prepared: map[string]*txn{},
 	}
 }
@@ -151,6 +161,7 @@ func (a *Assembler) Counts() Counts {
 func (a *Assembler) Reset(s repl.Server, _ repl.Slot) error {
 	a.version = s.VersionText
 	a.relations = map[uint32]*relation{} // a new session sends them anew
+	a.reconnected = a.observer != nil
 	return a.dropOpen()
 }
 
@@ -163,7 +174,7 @@ func (a *Assembler) dropOpen() error {
 	for _, t := range a.streams {
 		errs = append(errs, t.drop())
 	}
-	a.cur, a.block = nil, nil
+	a.cur, a.block, a.ownRecord = nil, nil, nil
 	clear(a.streams)
 	a.publishCounters()
 	return errors.Join(errs...)
@@ -183,8 +194,9 @@ func (a *Assembler) Close() error {
 	return errors.Join(errs...)
 }
 
-// Quiet implements feed.Sink.
-func (a *Assembler) Quiet() bool { return a.cur == nil && a.block == nil }
+// Quiet implements feed.Sink. Keepalives of a source with an observer name no
+// positions.
+func (a *Assembler) Quiet() bool { return a.cur == nil && a.block == nil && a.observer == nil }
 
 func (a *Assembler) publishCounters() {
 	if a.rowsUncounted > 0 {
@@ -229,6 +241,12 @@ func (a *Assembler) Message(ctx context.Context, out *feed.Out, lsn dtx.LSN, pay
 	typ, xid, body, err := pgoutput.Split(payload, a.block != nil)
 	if err != nil {
 		return a.malformed(lsn, typ, err)
+	}
+	if a.reconnected {
+		a.reconnected = false
+		if err := out.Observation(ctx, dtx.Event{Kind: dtx.EventReconnect}); err != nil {
+			return err
+		}
 	}
 	switch typ {
 	case pgoutput.TypeInsert, pgoutput.TypeUpdate, pgoutput.TypeDelete:

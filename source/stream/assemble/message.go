@@ -22,6 +22,11 @@ func (a *Assembler) message(ctx context.Context, out *feed.Out, lsn dtx.LSN, bod
 	if m.Transactional && t == nil {
 		return a.violation(lsn, pgoutput.TypeMessage, "a transactional message outside any transaction")
 	}
+	if a.observer != nil {
+		if ev, ours, err := a.observer.Observe(m.Prefix, m.Content, m.LSN); ours {
+			return a.observe(ctx, out, t, m, ev, err)
+		}
+	}
 	if a.o.Content == dtx.Coordinator {
 		if rec, ours, err := a.o.Carrier.CommitRecord(m.Prefix, m.Content); ours {
 			return a.record(ctx, out, t, m, rec, err)
@@ -48,8 +53,31 @@ func (a *Assembler) record(ctx context.Context, out *feed.Out, t *txn, m pgoutpu
 		return nil
 	}
 	rec.EndLSN = m.LSN
+	if a.observer != nil && len(rec.Participants) > 0 {
+		// The coordinator's own part follows, and the record behind it.
+		if a.ownRecord != nil || t != nil {
+			return a.violation(m.LSN, pgoutput.TypeMessage, "a commit record with a part of the coordinator, before the last such transaction has ended")
+		}
+		a.ownRecord = &rec
+		return nil
+	}
 	a.n.records.Add(1)
 	return out.Event(ctx, dtx.Event{Kind: dtx.EventRecord, LSN: rec.EndLSN, Record: rec})
+}
+
+// observe passes on what the source has seen.
+func (a *Assembler) observe(ctx context.Context, out *feed.Out, t *txn, m pgoutput.Message, ev dtx.Event, err error) error {
+	switch {
+	case err != nil:
+		return a.breach(t, m, err)
+	case m.Transactional:
+		return a.breach(t, m, errors.New("it is inside a transaction"))
+	case ev.Kind != dtx.EventPosition:
+		return out.Observation(ctx, ev)
+	case t != nil || a.ownRecord != nil:
+		return a.violation(m.LSN, pgoutput.TypeMessage, "a position inside a transaction")
+	}
+	return out.Progress(ctx, ev.LSN)
 }
 
 // part takes the message that names the transaction's dtx.

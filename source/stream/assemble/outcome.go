@@ -24,6 +24,9 @@ func (a *Assembler) begin(ctx context.Context, lsn dtx.LSN, body []byte) error {
 		return a.violation(lsn, typ, "transaction %d is still open", a.open().xid)
 	}
 	a.cur = &txn{xid: m.XID}
+	if a.ownRecord != nil {
+		a.cur.records, a.ownRecord = []dtx.CommitRecord{*a.ownRecord}, nil
+	}
 	return a.waitForSpace(ctx)
 }
 
@@ -122,6 +125,9 @@ func (a *Assembler) finish(ctx context.Context, out *feed.Out, t *txn, end dtx.L
 			e.GXID = t.id.GXID
 		}
 		return e
+	}
+	if a.observer != nil && len(t.records) > 0 && (!t.named || t.id.GXID != t.records[0].GXID) {
+		return a.violation(end, pgoutput.TypeCommit, "the commit record of gxid %d says that the coordinator has a part of it, which does not follow", t.records[0].GXID)
 	}
 	var err error
 	if t.named {

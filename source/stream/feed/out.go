@@ -54,6 +54,24 @@ func (o *Out) Event(ctx context.Context, ev dtx.Event) error {
 	return nil
 }
 
+// Observation passes on an event that has no place among the stream's positions:
+// it may be delivered again.
+func (o *Out) Observation(ctx context.Context, ev dtx.Event) error {
+	ev.Content = o.content
+	return o.emit(ctx, ev)
+}
+
+// Progress reports that nothing is outstanding up to lsn, at once. Of a stream
+// that is read from before the position it starts at, older positions are
+// reported, too: they say how far it has come.
+func (o *Out) Progress(ctx context.Context, lsn dtx.LSN) error {
+	ev := dtx.Event{Kind: dtx.EventPosition, LSN: lsn}
+	if lsn <= o.last {
+		return o.Observation(ctx, ev)
+	}
+	return o.Event(ctx, ev)
+}
+
 // Advance says that everything up to lsn has been received and needs no event:
 // a new connection starts behind it.
 func (o *Out) Advance(lsn dtx.LSN) error {
