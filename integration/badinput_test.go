@@ -120,26 +120,26 @@ func TestBadInput(t *testing.T) {
 			want: []string{"source.segments (content 1).dsn: not a PostgreSQL connection string"},
 		},
 		{
-			name: "server not reachable", file: func() string { return withDSN("postgres://u:" + canary + "@" + nobody + "/x") }, code: 1,
+			name: "server not reachable", file: func() string { return withDSN("postgres://u:" + canary + "@" + nobody + "/x") }, code: 3,
 			want: []string{"content 1", "refused", "Start the server, or correct host and port"},
 		},
 		{
 			name: "target not reachable", file: func() string {
 				return p.variant(func(s *lab.Subscription) { s.Target[1] = "postgres://postgres:" + canary + "@" + nobody + "/postgres" })
-			}, code: 1,
+			}, code: 3,
 			want: []string{"shard 0", "refused"},
 		},
 		{
-			name: "no such database", file: func() string { return withDSN(bad.DSNFor("nowhere")) }, code: 1,
+			name: "no such database", file: func() string { return withDSN(bad.DSNFor("nowhere")) }, code: 3,
 			want: []string{"content 1", `database "nowhere" does not exist`},
 		},
 		{
-			name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN(bad.DSN()) }, code: 1,
+			name: "wal_level wrong", before: func() { setting("wal_level", "replica") }, file: func() string { return withDSN(bad.DSN()) }, code: 3,
 			want: []string{"content 1", "wal_level is replica, want logical", "ALTER SYSTEM SET wal_level = 'logical'", "restart"},
 		},
 		{
 			name: "too few senders", before: func() { setting("wal_level", "logical", "max_wal_senders", "0") },
-			file: func() string { return withDSN(bad.DSN()) }, code: 1, want: []string{"content 1", "max_wal_senders"},
+			file: func() string { return withDSN(bad.DSN()) }, code: 3, want: []string{"content 1", "max_wal_senders"},
 		},
 		{
 			name: "too few slots", before: func() { setting("max_wal_senders", "5", "max_replication_slots", "0") },
@@ -147,11 +147,11 @@ func TestBadInput(t *testing.T) {
 			want: []string{"content 1", "max_replication_slots"},
 		},
 		{
-			name: "slot missing", file: func() string { return p.with("source.slot", "nosuch") }, code: 1,
+			name: "slot missing", file: func() string { return p.with("source.slot", "nosuch") }, code: 3,
 			want: []string{`slot "nosuch" does not exist`, "cbrepl slots create"},
 		},
 		{
-			name: "publication missing", file: func() string { return p.with("source.publication", "nosuch") }, code: 1,
+			name: "publication missing", file: func() string { return p.with("source.publication", "nosuch") }, code: 3,
 			want: []string{"publication", "nosuch", "does not exist", "CREATE PUBLICATION"},
 		},
 		{
@@ -160,7 +160,7 @@ func TestBadInput(t *testing.T) {
 					s.Name = "other"
 					s.Set("source.slot", "cbrepl_bad")
 				})
-			}, code: 1,
+			}, code: 3,
 			want: []string{"other", "cbrepl target prepare"},
 		},
 		{
@@ -169,26 +169,26 @@ func TestBadInput(t *testing.T) {
 				p.must(p.src.CreateTable(p.ctx(), lab.Table{Name: "lonely", Columns: "id int primary key", Key: []string{"id"}}))
 			},
 			after: func() { p.must(p.src.DropTable(p.ctx(), "lonely")) },
-			file:  func() string { return p.file }, code: 1, want: []string{"lonely"},
+			file:  func() string { return p.file }, code: 3, want: []string{"lonely"},
 		},
 		{
 			name:   "target column missing",
 			before: func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename v to w")) },
 			after:  func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename w to v")) },
-			file:   func() string { return p.file }, code: 1, want: []string{"public.t", `"v"`},
+			file:   func() string { return p.file }, code: 3, want: []string{"public.t", `"v"`},
 		},
 		{
 			name:   "no policy",
 			before: func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 'u'")) },
 			after:  func() { p.must(p.src.Exec(p.ctx(), -1, "update cbrepl.distribution_policy set table_name = 't'")) },
-			file:   func() string { return p.file }, code: 1, want: []string{"public.t", "policy"},
+			file:   func() string { return p.file }, code: 3, want: []string{"public.t", "policy"},
 		},
 		{
-			name: "address in use", file: func() string { return p.with("http.listen", busy.Addr().String()) }, code: 1,
+			name: "address in use", file: func() string { return p.with("http.listen", busy.Addr().String()) }, code: 3,
 			want: []string{"serve status", "in use", "http.listen"},
 		},
 		{
-			name: "spool is a file", file: func() string { return p.with("spool.dir", filepath.Join(readOnly, "spool")) }, code: 1,
+			name: "spool is a file", file: func() string { return p.with("spool.dir", filepath.Join(readOnly, "spool")) }, code: 3,
 			want: []string{"spool", "not a directory"},
 		},
 	} {
@@ -254,13 +254,13 @@ func TestSecondDaemonAndSegmentCount(t *testing.T) {
 	}
 	insert(1)
 	r.drain()
-	p.refused(nil, []string{"run", "-c", p.file}, 1, "a daemon of subscription one", fmt.Sprintf("pid %d", r.cmd.Process.Pid), "stop that one first")
+	p.refused(nil, []string{"run", "-c", p.file}, 3, "a daemon of subscription one", fmt.Sprintf("pid %d", r.cmd.Process.Pid), "stop that one first")
 	// With an address and a spool of its own it is found out at the source.
 	other := p.variant(func(s *lab.Subscription) {
 		s.Set("http.listen", "127.0.0.1:0")
 		s.Set("spool.dir", filepath.Join(p.dir, "other-spool"))
 	})
-	p.refused(nil, []string{"run", "-c", other}, 1, "slot", "is in use by the session with pid", "another daemon")
+	p.refused(nil, []string{"run", "-c", other}, 3, "slot", "is in use by the session with pid", "another daemon")
 	if _, err := os.Stat(filepath.Join(p.dir, "other-spool")); err == nil {
 		t.Error("the second daemon made a spool")
 	}
@@ -273,7 +273,7 @@ func TestSecondDaemonAndSegmentCount(t *testing.T) {
 
 	f := p.variant(func(s *lab.Subscription) { s.Source = s.Source[:2] })
 	before := p.snapshot()
-	p.refused(nil, []string{"run", "-c", f}, 1, "public.t", "over 2 segments, but 1 segments are listed", "List every primary segment")
+	p.refused(nil, []string{"run", "-c", f}, 3, "public.t", "over 2 segments, but 1 segments are listed", "List every primary segment")
 	if p.snapshot() != before {
 		t.Error("something changed")
 	}

@@ -89,7 +89,7 @@ func TestSegmentsFoundAndFollowed(t *testing.T) {
 	}
 	t.Logf("the daemon: %v", d.err)
 	code, _, stderr := command(t, nil, "run", "-c", p.file)
-	if code != 1 || !strings.Contains(stderr, "content 0 needs resync") || strings.Contains(stderr, "content 1:") {
+	if code != 3 || !strings.Contains(stderr, "content 0 needs resync") || strings.Contains(stderr, "content 1:") {
 		t.Errorf("a later start: exit code %d\n%s", code, stderr)
 	}
 	t.Logf("the next one: %s", stderr)

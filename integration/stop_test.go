@@ -88,14 +88,14 @@ func TestConflictStopsAndResumes(t *testing.T) {
 		seen.WriteString(body)
 	}
 	c, stdout, stderr := command(t, nil, "status", "--addr", p.cfg.HTTP.Listen)
-	if c != 0 || !strings.Contains(stdout, fmt.Sprintf("gxid %d", gxid)) || !strings.Contains(stdout, "NOT HEALTHY") {
+	if c != 4 || !strings.Contains(stdout, fmt.Sprintf("gxid %d", gxid)) || !strings.Contains(stdout, "NOT HEALTHY") {
 		t.Errorf("status %d\n%s%s", c, stdout, stderr)
 	}
 	seen.WriteString(stdout + stderr)
 	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.cmd.Process.Pid)); err == nil {
 		seen.Write(b)
 	}
-	if code := r.terminate(); code != 1 {
+	if code := r.terminate(); code != 3 {
 		t.Errorf("exit code %d", code)
 	}
 	seen.WriteString(r.stderr.String())
@@ -208,5 +208,5 @@ func TestAckSpooled(t *testing.T) {
 	r.kill()
 	p.must(gone.Start(p.ctx()))
 	p.must(os.RemoveAll(p.cfg.Spool.Dir))
-	p.refused(nil, []string{"run", "-c", p.file}, 1, "is confirmed up to", "beyond the recorded position")
+	p.refused(nil, []string{"run", "-c", p.file}, 3, "is confirmed up to", "beyond the recorded position")
 }

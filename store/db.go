@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/sstable/block"
+
+	"cbrepl/logkey"
 )
 
 // database is Pebble with its sharp edges taken off: failures are values, never
@@ -44,7 +46,7 @@ func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 	d.flushed.c = make(chan struct{})
 	d.fs = &failFS{FS: o.fs, noSync: o.Mode == Applied}
 	d.fs.report = func(err error) {
-		log.Error("spool has failed", "err", err)
+		log.Error("spool has failed", logkey.Error, err)
 		d.halt()
 	}
 	po := &pebble.Options{
@@ -285,12 +287,12 @@ type pebbleLogger struct{ d *database }
 
 func (l pebbleLogger) Infof(format string, args ...any) {
 	if l.d.log.Enabled(context.Background(), slog.LevelDebug) {
-		l.d.log.Debug("pebble", "event", fmt.Sprintf(format, args...))
+		l.d.log.Debug("pebble", logkey.Event, fmt.Sprintf(format, args...))
 	}
 }
 
 func (l pebbleLogger) Errorf(format string, args ...any) {
-	l.d.log.Debug("pebble", "err", fmt.Sprintf(format, args...))
+	l.d.log.Debug("pebble", logkey.Error, fmt.Sprintf(format, args...))
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {

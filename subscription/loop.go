@@ -13,6 +13,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
+	"cbrepl/logkey"
 	"cbrepl/merge"
 	"cbrepl/subscription/status"
 )
@@ -360,7 +361,7 @@ func (l *loop) finishBatch() error {
 		return nil
 	}
 	out, err := l.worker.await(l.o.Grace, func() {
-		l.o.Log.Warn("the batch in hand did not finish in time, cancelling it", LogBatch, j.batch.Seq)
+		l.o.Log.Warn("the batch in hand did not finish in time, cancelling it", logkey.Batch, j.batch.Seq)
 	})
 	switch {
 	case err != nil:
@@ -399,7 +400,7 @@ func (l *loop) recordLast() error {
 		err = l.outcome(out)
 	}
 	if err != nil {
-		l.o.Log.Warn("the last positions are not recorded on the target", LogBatch, j.batch.Seq, LogError, err)
+		l.o.Log.Warn("the last positions are not recorded on the target", logkey.Batch, j.batch.Seq, logkey.Error, err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/merge"
 	"cbrepl/subscription/status"
 )
@@ -63,17 +64,17 @@ func (r *reporter) batchApplied(e *effects, now time.Time) {
 	r.board.Target(status.Target{Activity: status.Idle}, now)
 	r.countConflicts(e.result.Conflicts, now)
 	if e.attempt > 1 {
-		r.log.Info("target is back", LogBatch, e.batch.Seq, LogAttempt, e.attempt)
+		r.log.Info("target is back", logkey.Batch, e.batch.Seq, logkey.Attempt, e.attempt)
 	}
 	if r.log.Enabled(context.Background(), slog.LevelDebug) {
-		r.log.Debug("batch applied", LogBatch, e.batch.Seq, LogDtxs, len(e.batch.GXIDs), LogRows, e.result.Rows)
+		r.log.Debug("batch applied", logkey.Batch, e.batch.Seq, logkey.Dtxs, len(e.batch.GXIDs), logkey.Rows, e.result.Rows)
 	}
 }
 
 // jobFailed reports a job after which the batch is not applied.
 func (r *reporter) jobFailed(v verdict, now time.Time) {
 	if v.narrowed > 0 {
-		r.log.Warn("looking for the transaction that cannot be applied", LogLimit, v.narrowed)
+		r.log.Warn("looking for the transaction that cannot be applied", logkey.Limit, v.narrowed)
 	}
 	f := v.retry
 	if f == nil {
@@ -84,7 +85,7 @@ func (r *reporter) jobFailed(v verdict, now time.Time) {
 	if dtx.ClassOf(f.err) == dtx.ClassStop {
 		return // narrowing follows, and its end is reported
 	}
-	r.log.Warn("target failed, trying again", LogBatch, f.batch, LogAttempt, f.attempt, LogError, f.err)
+	r.log.Warn("target failed, trying again", logkey.Batch, f.batch, logkey.Attempt, f.attempt, logkey.Error, f.err)
 }
 
 // tick refreshes what is pending and waited for.
@@ -131,7 +132,7 @@ func (r *reporter) flushConflicts(now time.Time) {
 	}
 	slices.Sort(tables)
 	for _, t := range tables {
-		r.log.Warn("rows skipped: the copies have diverged", LogRelation, t, LogRows, r.conflicts[t])
+		r.log.Warn("rows skipped: the copies have diverged", logkey.Relation, t, logkey.Rows, r.conflicts[t])
 	}
 	clear(r.conflicts)
 	r.conflictLogged = now

@@ -17,6 +17,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/merge"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
@@ -89,7 +90,7 @@ func New(o Options) (*Subscription, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Subscription{o: o, cfg: o.Config, log: o.Log.With(LogSubscription, o.Config.Subscription), env: o.private}
+	s := &Subscription{o: o, cfg: o.Config, log: o.Log.With(logkey.Subscription, o.Config.Subscription), env: o.private}
 	if s.env == nil {
 		s.env = newEnv(s.cfg, o.Log)
 	}
@@ -117,7 +118,7 @@ func (s *Subscription) Run(ctx context.Context) error {
 	}
 	s.board.SetState(status.Stopped, now)
 	if err != nil && s.cfg.OnStop == config.Wait && ctx.Err() == nil {
-		s.log.Error("the subscription has stopped; status stays up until a signal", LogError, err)
+		s.log.Error("the subscription has stopped; status stays up until a signal", logkey.Error, err)
 		<-ctx.Done()
 	}
 	stopServing()
@@ -151,7 +152,7 @@ func (s *Subscription) runWithRestarts(ctx context.Context) error {
 		}
 		s.board.Fail(err, s.o.Now())
 		s.board.SetState(status.Starting, s.o.Now())
-		s.log.Warn("starting again from the target's record", LogError, err, "pause", pause)
+		s.log.Warn("starting again from the target's record", logkey.Error, err, logkey.Pause, pause)
 		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -183,12 +184,12 @@ func (s *Subscription) serve(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, s.listenError(ctx, err)
 	}
-	s.log.Info("serving status", LogAddress, l.Addr().String(), LogPID, os.Getpid())
+	s.log.Info("serving status", logkey.Address, l.Addr().String(), logkey.PID, os.Getpid())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		if err := status.Serve(ctx, l, h, s.log); err != nil {
-			s.log.Warn("the status endpoint has ended", LogError, err)
+			s.log.Warn("the status endpoint has ended", logkey.Error, err)
 		}
 	}()
 	return done, nil
@@ -263,10 +264,10 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	}
 	s.board.Attach(sources, sp.Usage)
 	s.board.SetState(status.Streaming, s.o.Now())
-	s.log.Info("streaming", LogBatch, st.Batch, LogEpoch, st.Epoch, "streams", len(streams), "tables", len(facts.tables))
+	s.log.Info("streaming", logkey.Batch, st.Batch, logkey.Epoch, st.Epoch, logkey.Streams, len(streams), logkey.Tables, len(facts.tables))
 	err = l.run(ctx)
 	if err == nil {
-		s.log.Info("stopped", LogBatch, l.m.lastBatch())
+		s.log.Info("stopped", logkey.Batch, l.m.lastBatch())
 	}
 	return true, err
 }

@@ -15,6 +15,7 @@ import (
 	"cbrepl/catalog"
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/segment"
 	"cbrepl/source"
 	"cbrepl/source/stream/assemble"
@@ -80,7 +81,7 @@ func DropSlots(ctx context.Context, c *config.Config) error {
 // newEnv makes the real pieces. Targets name the subscription in their log
 // themselves.
 func newEnv(c *config.Config, plain *slog.Logger) *env {
-	log := plain.With(LogSubscription, c.Subscription)
+	log := plain.With(logkey.Subscription, c.Subscription)
 	return &env{
 		source: func(ctx context.Context) (*sourceFacts, error) {
 			o, cl, err := discover(ctx, c, log)

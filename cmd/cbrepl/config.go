@@ -66,7 +66,7 @@ func newConfigCmd() *cobra.Command {
 		if c.Target.Kind == config.Shards {
 			to = fmt.Sprintf("%s with %d shards", to, len(c.Target.Shards))
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "subscription %s: from a coordinator and %s to %s; the file is in order\n",
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "subscription %s: from a coordinator and %s to %s; the configuration is valid\n",
 			c.Subscription, segmentCount(c), to)
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -52,7 +53,7 @@ func newDemoCmd() *cobra.Command {
 			o.Terminal = err == nil && st.Mode()&os.ModeCharDevice != 0
 		}
 		if verbose {
-			o.Log = newLogger(config.Log{Level: "info", Format: "text"}, cmd.ErrOrStderr())
+			o.Log = newLogger(config.Log{Format: config.Text}, slog.LevelInfo, cmd.ErrOrStderr())
 		}
 		return demo.Run(cmd.Context(), o)
 	}

@@ -235,7 +235,7 @@ code is 1 when they differ.`,
 				return err
 			}
 			if !r.OK() {
-				return &silentError{exitFault}
+				return &codedError{code: exitFault}
 			}
 			return nil
 		},

@@ -16,14 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"cbrepl/faultinject"
-	"cbrepl/subscription/config"
-)
-
-// Exit codes.
-const (
-	exitOK    = 0
-	exitFault = 1 // the work failed, or its result is bad
-	exitUsage = 2 // the command line or the configuration is wrong; nothing was done
 )
 
 func main() {
@@ -49,33 +41,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
+	var coded *codedError
+	if err != nil && !(errors.As(err, &coded) && coded.err == nil) {
+		// Errors of connections come with line breaks and tabs in them.
+		_, _ = fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
 	}
-	var silent *silentError
-	if errors.As(err, &silent) {
-		return silent.code
-	}
-	// Errors of connections come with line breaks and tabs in them.
-	_, _ = fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
-	var p *config.Problems
-	var u *usageError
-	if !started || errors.As(err, &p) || errors.As(err, &u) {
+	if err != nil && !started {
 		return exitUsage
 	}
-	return exitFault
+	return exitCode(err)
 }
-
-// usageError marks an error of the command line or the configuration.
-type usageError struct{ err error }
-
-func (u *usageError) Error() string { return u.err.Error() }
-func (u *usageError) Unwrap() error { return u.err }
-
-// silentError ends the process with a code when everything has been said.
-type silentError struct{ code int }
-
-func (s *silentError) Error() string { return fmt.Sprintf("exit code %d", s.code) }
 
 func newRootCmd() *cobra.Command {
 	root := &cobra.Command{

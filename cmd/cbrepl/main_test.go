@@ -77,7 +77,11 @@ func TestStatus(t *testing.T) {
 	defer srv.Close()
 	addr := strings.TrimPrefix(srv.URL, "http://")
 	code, out, stderr := cbrepl("status", "--addr", addr)
-	if code != exitOK || !strings.HasPrefix(out, "subscription dr: starting") {
+	if code != exitUnhealthy || !strings.HasPrefix(out, "subscription dr: starting") {
+		t.Errorf("status of a daemon that starts: %d %s%s", code, out, stderr)
+	}
+	b.SetState(status.Streaming, time.Now())
+	if code, out, stderr = cbrepl("status", "--addr", addr); code != exitOK || !strings.HasPrefix(out, "subscription dr: streaming") {
 		t.Errorf("status: %d %s%s", code, out, stderr)
 	}
 	var rep status.Report
@@ -86,10 +90,17 @@ func TestStatus(t *testing.T) {
 		t.Errorf("status --json: %d %s", code, out)
 	}
 
+	b.SetState(status.Stopped, time.Now())
+	for _, args := range [][]string{{"status", "--addr", addr}, {"status", "--addr", addr, "--json"}} {
+		if code, out, stderr = cbrepl(args...); code != exitUnhealthy || !strings.Contains(out, "stopped") || stderr != "" {
+			t.Errorf("%v of a stopped subscription: %d %s%s", args, code, out, stderr)
+		}
+	}
+
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
 	code, _, stderr = cbrepl("status", "--addr", strings.TrimPrefix(other.URL, "http://"))
-	if code != exitFault || !strings.Contains(stderr, "is not a cbrepl daemon") {
+	if code != exitNoDaemon || !strings.Contains(stderr, "is not a cbrepl daemon") {
 		t.Errorf("status of something else: %d %s", code, stderr)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +110,7 @@ func TestStatus(t *testing.T) {
 	nobody := l.Addr().String()
 	_ = l.Close()
 	code, _, stderr = cbrepl("status", "--addr", nobody)
-	if code != exitFault || !strings.Contains(stderr, "no daemon answers at "+nobody) {
+	if code != exitNoDaemon || !strings.Contains(stderr, "no daemon answers at "+nobody) {
 		t.Errorf("status of nothing: %d %s", code, stderr)
 	}
 }

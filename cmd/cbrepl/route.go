@@ -347,7 +347,7 @@ func (f *routeFlags) checkVectors(in io.Reader, out io.Writer) error {
 	case vectors == 0:
 		return errors.New("the file holds no vector")
 	case mismatches+unchecked > 0:
-		return &silentError{exitFault}
+		return &codedError{code: exitFault}
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func route(t *testing.T, stdin string, args ...string) (string, int) {
 	cmd.SetErr(&out)
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	err := cmd.ExecuteContext(ctx)
-	var silent *silentError
+	var silent *codedError
 	var usage *usageError
 	switch {
 	case err == nil:

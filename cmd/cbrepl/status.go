@@ -14,7 +14,9 @@ func newStatusCmd() *cobra.Command {
 		Use:   "status [-c FILE | --addr HOST:PORT]",
 		Short: "Show how a running subscription is doing",
 		Long: "Show how a running subscription is doing, read from the daemon's HTTP endpoint.\n" +
-			"The address is http.listen of the subscription file, or --addr, or 127.0.0.1:7432.",
+			"The address is http.listen of the subscription file, or --addr, or 127.0.0.1:7432.\n\n" +
+			"The exit code is 0 when the subscription is healthy, 4 when it is not (the first lines say\n" +
+			"why), and 5 when no daemon answers.",
 		Args: cobra.NoArgs,
 	}
 	load := configFlags(cmd, false)
@@ -38,13 +40,17 @@ func newStatusCmd() *cobra.Command {
 		}
 		report, raw, err := status.Fetch(cmd.Context(), at)
 		if err != nil {
-			return err
+			return &codedError{exitNoDaemon, err}
 		}
 		if *asJSON {
 			_, err = cmd.OutOrStdout().Write(raw)
-			return err
+		} else {
+			err = report.WriteText(cmd.OutOrStdout())
 		}
-		return report.WriteText(cmd.OutOrStdout())
+		if err == nil && !report.Healthy {
+			err = &codedError{code: exitUnhealthy}
+		}
+		return err
 	}
 	return cmd
 }

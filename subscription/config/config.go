@@ -170,6 +170,8 @@ const (
 	Applied    = "applied"
 	Spooled    = "spooled"
 	Off        = "off"
+	Text       = "text"
+	JSON       = "json"
 )
 
 // defaults lists the value of every key that has one. Keys without an entry are
@@ -195,7 +197,7 @@ func defaults() map[string]any {
 		"http.listen":            DefaultListen,
 		"http.allow_remote":      false,
 		"log.level":              "info",
-		"log.format":             "text",
+		"log.format":             Text,
 		"on_stop":                Exit,
 		"shutdown_grace":         "5s",
 	}

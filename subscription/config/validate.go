@@ -124,7 +124,7 @@ func (c *Config) problems() []string {
 	}
 	out = append(out, c.HTTP.problems()...)
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
-	oneOf("log.format", c.Log.Format, "text", "json")
+	oneOf("log.format", c.Log.Format, Text, JSON)
 	oneOf("on_stop", c.OnStop, Exit, Wait)
 	if c.ShutdownGrace < 0 || c.ShutdownGrace > 10*time.Minute {
 		add("shutdown_grace: %s is out of range, want 0s to 10m", c.ShutdownGrace)

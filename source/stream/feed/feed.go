@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/source/stream/repl"
 )
 
@@ -114,13 +115,6 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Log keys.
-const (
-	logContent = "content"
-	logError   = "error"
-	logLSN     = "lsn"
-)
-
 // Feed is one content's stream.
 type Feed struct {
 	o     Options
@@ -136,7 +130,7 @@ func New(o Options, sink Sink) (*Feed, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Feed{o: o, sink: sink, log: o.Logger.With(logContent, int(o.Content))}, nil
+	return &Feed{o: o, sink: sink, log: o.Logger.With(logkey.Content, int(o.Content))}, nil
 }
 
 // Confirm says that everything up to lsn is applied: the server may forget it.
@@ -199,7 +193,7 @@ func (f *Feed) Run(ctx context.Context, start dtx.LSN, emit Emit) (err error) {
 		// The same fault again and again is told once; status shows it.
 		if text := err.Error(); text != told {
 			told = text
-			f.log.Warn("stream lost, reconnecting", logError, err, logLSN, out.reported.String(), "pause", pause)
+			f.log.Warn("stream lost, reconnecting", logkey.Error, err, logkey.LSN, out.reported.String(), logkey.Pause, pause)
 		}
 		backoff = min(2*backoff, f.o.BackoffMax)
 		timer := time.NewTimer(pause)
@@ -245,7 +239,7 @@ func (f *Feed) once(ctx context.Context, out *Out) error {
 	f.st.connected(s)
 	defer f.st.disconnected()
 	s.Confirm(dtx.LSN(f.st.confirmed.Load()))
-	f.log.Info("streaming", logLSN, s.Start().String(), "server_version", s.Server().VersionText)
+	f.log.Info("streaming", logkey.LSN, s.Start().String(), logkey.Version, s.Server().VersionText)
 	return f.pump(ctx, s, out)
 }
 
