@@ -16,6 +16,9 @@ import (
 // GXID is a distributed transaction id. A source never reuses one.
 type GXID uint64
 
+// AllGXIDs is no dtx's id; see DedupEntry.
+const AllGXIDs GXID = 0
+
 // String prints the id in decimal, as the field's tools do.
 func (g GXID) String() string { return strconv.FormatUint(uint64(g), 10) }
 
@@ -149,6 +152,8 @@ func SortPositions(ps []Position) {
 
 // DedupEntry remembers an applied dtx while any of its messages can still be
 // delivered again. Pending holds the stream position of every such message.
+// The entry of AllGXIDs stands for every dtx: each message of a listed stream up
+// to the position is applied, although the stream resumes before it.
 type DedupEntry struct {
 	GXID    GXID
 	Pending []Position

@@ -20,9 +20,9 @@ const (
 	// PREPARE) until that transaction is applied or rolled back: the server does
 	// not send a prepared transaction again once its PREPARE is confirmed. The
 	// hold ends with an EventPart that names it in Hold (once that part is
-	// applied), or with EventUnhold.
+	// applied), or with EventUnhold. Part.GXID is the dtx, where it is known.
 	EventHold
-	// EventUnhold: the prepared transaction Hold was rolled back.
+	// EventUnhold: the prepared transaction Hold was rolled back; a position, too.
 	EventUnhold
 	// EventPrepared: the PREPARE of GXID was read on this content; LSN is its end.
 	// This event and the next two come from sources whose commit records do not

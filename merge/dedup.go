@@ -3,6 +3,7 @@ package merge
 import (
 	"container/heap"
 	"fmt"
+	"slices"
 
 	"cbrepl/dtx"
 )
@@ -10,7 +11,7 @@ import (
 // dedupState is an applied dtx some of whose messages may be delivered again.
 type dedupState struct{ pending int } // how many of them
 
-// awaitedMsg is a message of an applied dtx ahead of the safe LSN.
+// awaitedMsg is a message of an applied dtx beyond covered.
 type awaitedMsg struct {
 	lsn  dtx.LSN
 	gxid dtx.GXID
@@ -45,16 +46,16 @@ func (s *stream) passed(lsn dtx.LSN, dst []awaitedMsg) []awaitedMsg {
 	return dst
 }
 
-// pendingMessages lists the messages of d that positions at safe(stream) would
-// have delivered again.
-func (e *Engine) pendingMessages(d *txn, safe []dtx.LSN) []dtx.Position {
+// pendingMessages lists the messages of d that are not covered: a later life
+// could not tell from their position that they are applied.
+func (e *Engine) pendingMessages(d *txn, covered []dtx.LSN) []dtx.Position {
 	var out []dtx.Position
-	if d.hasRec && d.rec.EndLSN > safe[0] {
+	if d.hasRec && d.rec.EndLSN > covered[0] {
 		out = append(out, dtx.Position{Content: dtx.Coordinator, LSN: d.rec.EndLSN})
 	}
 	for i := range d.parts {
 		p := &d.parts[i]
-		if p.part.EndLSN > safe[p.s.pos] {
+		if p.part.EndLSN > covered[p.s.pos] {
 			out = append(out, dtx.Position{Content: p.part.Content, LSN: p.part.EndLSN})
 		}
 	}
@@ -78,19 +79,38 @@ func (e *Engine) remember(en dtx.DedupEntry) error {
 	return nil
 }
 
-// restoreDedup takes an entry read from the target. The entry lists what was
-// pending when the dtx was applied; the recorded positions may have passed
-// some of it since. MaxLSN stands for a marker, for which nothing waits.
-func (e *Engine) restoreDedup(en dtx.DedupEntry) error {
-	live := dtx.DedupEntry{GXID: en.GXID}
-	for _, p := range en.Pending {
-		if s := e.stream(p.Content); s == nil || p.LSN > s.safe && p.LSN < dtx.MaxLSN {
-			live.Pending = append(live.Pending, p)
+// restoreDedup takes the set read from the target. An entry lists what was
+// pending when the dtx was applied; the recorded positions may have passed some of
+// it since. MaxLSN stands for a marker, for which nothing waits.
+func (e *Engine) restoreDedup(set []dtx.DedupEntry) error {
+	for _, en := range set {
+		if en.GXID != dtx.AllGXIDs {
+			continue
+		}
+		e.ahead = slices.Clone(en.Pending)
+		for _, p := range en.Pending {
+			s := e.stream(p.Content)
+			if s == nil {
+				return fmt.Errorf("merge: the dedup set covers content %d, which the source does not have", p.Content)
+			}
+			s.covered = max(s.covered, p.LSN)
 		}
 	}
-	if len(live.Pending) == 0 {
-		e.stale = append(e.stale, en.GXID)
-		return nil
+	for _, en := range set {
+		if en.GXID == dtx.AllGXIDs {
+			continue
+		}
+		live := dtx.DedupEntry{GXID: en.GXID}
+		for _, p := range en.Pending {
+			if s := e.stream(p.Content); s == nil || p.LSN > s.covered && p.LSN < dtx.MaxLSN {
+				live.Pending = append(live.Pending, p)
+			}
+		}
+		if len(live.Pending) == 0 {
+			e.stale = append(e.stale, en.GXID)
+		} else if err := e.remember(live); err != nil {
+			return err
+		}
 	}
-	return e.remember(live)
+	return nil
 }

@@ -66,6 +66,10 @@ type txn struct {
 	barrier bool
 	// inClosure marks membership in the closure being built.
 	inClosure bool
+	// committed is the earliest commit time known, 0 for none, and ageIdx the place
+	// in Engine.ages.
+	committed dtx.PGTime
+	ageIdx    int
 }
 
 type partAt struct {
@@ -116,6 +120,11 @@ type Engine struct {
 	markersFrom dtx.PGTime
 	// stale lists entries of the recorded dedup set that nothing needs any more.
 	stale []dtx.GXID
+	// ahead is the recorded entry of dtx.AllGXIDs: the streams whose covered LSN is
+	// beyond their safe LSN.
+	ahead []dtx.Position
+
+	ages ages
 
 	closure closure
 	// dirty lists streams whose front may be a one-phase part.
@@ -146,12 +155,10 @@ func New(o Options) (*Engine, error) {
 				Hint: "The source has another number of segments than when this subscription began: start a new subscription",
 			}
 		}
-		s.safe, s.prefixLSN, s.last = p.LSN, p.LSN, p.LSN
+		s.safe, s.covered, s.prefixLSN = p.LSN, p.LSN, p.LSN
 	}
-	for _, d := range o.Dedup {
-		if err := e.restoreDedup(d); err != nil {
-			return nil, err
-		}
+	if err := e.restoreDedup(o.Dedup); err != nil {
+		return nil, err
 	}
 	e.closure.reset(e)
 	return e, nil
@@ -186,8 +193,8 @@ func (e *Engine) Add(ev dtx.Event) error {
 		return violation(&ev, ev.Part.GXID, "an event of a content that the subscription does not know")
 	}
 	switch ev.Kind {
-	case dtx.EventPart, dtx.EventRecord, dtx.EventPosition:
-		if ev.LSN < s.last && ev.LSN > s.safe {
+	case dtx.EventPart, dtx.EventRecord, dtx.EventPosition, dtx.EventUnhold:
+		if ev.LSN < s.last {
 			return violation(&ev, ev.Part.GXID|ev.Record.GXID, "the stream went back behind %s", s.last)
 		}
 	}
@@ -200,9 +207,10 @@ func (e *Engine) Add(ev dtx.Event) error {
 		s.debt.settle()
 		s.addPosition(entry{lsn: ev.LSN})
 	case dtx.EventHold:
-		s.holds = append(s.holds, hold{id: ev.Hold, lsn: ev.LSN, end: dtx.MaxLSN})
+		s.prepared.add(ev.Hold, ev.Part.GXID, ev.LSN)
 	case dtx.EventUnhold:
-		s.dropHold(ev.Hold)
+		s.prepared.rollback(ev.Hold)
+		s.addPosition(entry{lsn: ev.LSN})
 	default:
 		return violation(&ev, 0, "unknown %s", ev.Kind)
 	}
@@ -211,13 +219,13 @@ func (e *Engine) Add(ev dtx.Event) error {
 
 func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 	p := ev.Part
-	if !p.Kind.Valid() || p.Content != ev.Content || p.EndLSN != ev.LSN {
-		return violation(ev, p.GXID, "a part that is not of this stream (content %d, end %s, %s)", p.Content, p.EndLSN, p.Kind)
+	if !p.Kind.Valid() || p.GXID == dtx.AllGXIDs || p.Content != ev.Content || p.EndLSN != ev.LSN {
+		return violation(ev, p.GXID, "a part that is not of this stream or names no transaction (content %d, end %s, %s)", p.Content, p.EndLSN, p.Kind)
 	}
-	if ev.LSN <= s.safe || e.dedup[p.GXID] != nil {
+	if ev.LSN <= s.covered || e.dedup[p.GXID] != nil {
 		// Applied before: delivered again after a restart.
-		s.push(entry{lsn: ev.LSN, more: ev.More})
-		s.tieHold(ev.Hold, ev.LSN)
+		s.addPosition(entry{lsn: ev.LSN, more: ev.More})
+		s.prepared.commit(ev.Hold, ev.LSN)
 		e.drops = append(e.drops, p)
 		return nil
 	}
@@ -251,7 +259,8 @@ func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 			s.debt.addPart(&p)
 		}
 	}
-	s.tieHold(ev.Hold, ev.LSN)
+	s.prepared.commit(ev.Hold, ev.LSN)
+	e.ages.committed(d, p.CommitTime)
 	e.n.Parts++
 	e.n.Rows += p.Rows
 	e.n.Bytes += p.Bytes
@@ -260,11 +269,12 @@ func (e *Engine) addPart(s *stream, ev *dtx.Event) error {
 
 func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	r := ev.Record
-	if s.content != dtx.Coordinator || !r.Kind.Valid() || r.EndLSN != ev.LSN {
-		return violation(ev, r.GXID, "a commit record that is not of the coordinator's stream (end %s, %s)", r.EndLSN, r.Kind)
+	if s.content != dtx.Coordinator || !r.Kind.Valid() || r.GXID == dtx.AllGXIDs || r.EndLSN != ev.LSN {
+		return violation(ev, r.GXID, "a commit record that is not of the coordinator's stream or names no transaction (end %s, %s)", r.EndLSN, r.Kind)
 	}
-	if ev.LSN <= s.safe {
-		s.push(entry{lsn: ev.LSN, more: ev.More})
+	if ev.LSN <= s.covered || r.Kind == dtx.TwoPhase && e.dedup[r.GXID] != nil {
+		// Applied before: delivered again after a restart.
+		s.addPosition(entry{lsn: ev.LSN, more: ev.More})
 		return nil
 	}
 	for i, c := range r.Participants {
@@ -284,10 +294,6 @@ func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	}
 	if r.Kind == dtx.OnePhase {
 		return e.addMarker(s, ev)
-	}
-	if e.dedup[r.GXID] != nil { // applied before: delivered again after a restart
-		s.push(entry{lsn: ev.LSN, more: ev.More})
-		return nil
 	}
 	d := e.txns[r.GXID]
 	if d != nil {
@@ -310,6 +316,7 @@ func (e *Engine) addRecord(s *stream, ev *dtx.Event) error {
 	s.push(entry{lsn: ev.LSN, more: ev.More, d: d})
 	d.order = e.orderBase + len(e.order)
 	e.order = append(e.order, d)
+	e.ages.committed(d, r.CommitTime)
 	e.n.Records++
 	return nil
 }

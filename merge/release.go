@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"cmp"
 	"slices"
 
 	"cbrepl/dtx"
@@ -25,14 +26,16 @@ type outstanding struct {
 	batch   dtx.Batch
 	reach   []reached // by stream
 	popped  [][]awaitedMsg
-	// added and dropped are the batch's dedup changes, stale entries excepted.
+	// added and dropped are the batch's dedup changes, stale entries excepted and
+	// that of dtx.AllGXIDs, which becomes ahead.
 	added   []dtx.DedupEntry
 	dropped []dtx.GXID
+	ahead   []dtx.Position
 }
 
 type reached struct {
-	prefix          int
-	prefixLSN, safe dtx.LSN
+	prefix                   int
+	prefixLSN, covered, safe dtx.LSN
 }
 
 // closure is the set of dtxs that must be released with the first waiting
@@ -248,19 +251,25 @@ func (e *Engine) takeClosure(o *outstanding) {
 func (e *Engine) finish(o *outstanding) {
 	b := &o.batch
 	b.Steps = e.steps(o.members)
-	safe := make([]dtx.LSN, len(e.streams))
+	covered := make([]dtx.LSN, len(e.streams))
 	o.reach = make([]reached, len(e.streams))
 	o.popped = make([][]awaitedMsg, len(e.streams))
 	for i, s := range e.streams {
 		r := &o.reach[i]
 		r.prefix, r.prefixLSN, r.safe = s.reach()
-		safe[i] = r.safe
+		r.covered = max(s.covered, r.prefixLSN)
+		covered[i] = r.covered
 		s.reached = max(s.reached, r.prefix)
-		if r.safe == s.safe {
+		if r.safe > s.safe {
+			b.Positions = append(b.Positions, dtx.Position{Content: s.content, LSN: r.safe})
+		}
+		if r.covered > r.safe {
+			o.ahead = append(o.ahead, dtx.Position{Content: s.content, LSN: r.covered})
+		}
+		if r.covered == s.covered {
 			continue
 		}
-		b.Positions = append(b.Positions, dtx.Position{Content: s.content, LSN: r.safe})
-		o.popped[i] = s.passed(r.safe, nil)
+		o.popped[i] = s.passed(r.covered, nil)
 		for _, m := range o.popped[i] {
 			dd := e.dedup[m.gxid]
 			if dd.pending--; dd.pending == 0 {
@@ -271,18 +280,21 @@ func (e *Engine) finish(o *outstanding) {
 	b.DedupDrop = append(slices.Clone(o.dropped), e.stale...)
 	for _, d := range o.members {
 		b.GXIDs = append(b.GXIDs, d.gxid)
-		if p := e.pendingMessages(d, safe); len(p) > 0 {
+		if p := e.pendingMessages(d, covered); len(p) > 0 {
 			o.added = append(o.added, dtx.DedupEntry{GXID: d.gxid, Pending: p})
 		}
 	}
-	b.DedupAdd = append(b.DedupAdd, o.added...)
-	slices.Sort(b.DedupDrop)
-	slices.SortFunc(b.DedupAdd, func(x, y dtx.DedupEntry) int {
-		if x.GXID < y.GXID {
-			return -1
+	b.DedupAdd = slices.Clone(o.added)
+	if !slices.Equal(o.ahead, e.ahead) {
+		if len(e.ahead) > 0 {
+			b.DedupDrop = append(b.DedupDrop, dtx.AllGXIDs)
 		}
-		return 1
-	})
+		if len(o.ahead) > 0 {
+			b.DedupAdd = append(b.DedupAdd, dtx.DedupEntry{GXID: dtx.AllGXIDs, Pending: slices.Clone(o.ahead)})
+		}
+	}
+	slices.Sort(b.DedupDrop)
+	slices.SortFunc(b.DedupAdd, func(x, y dtx.DedupEntry) int { return cmp.Compare(x.GXID, y.GXID) })
 }
 
 // Applied says that the outstanding batch was committed on the target: its
@@ -298,6 +310,7 @@ func (e *Engine) Applied() []dtx.Part {
 	for _, d := range o.members {
 		d.state = applied
 		delete(e.txns, d.gxid)
+		e.ages.remove(d)
 		e.n.Dtxs--
 		if d.hasRec {
 			e.n.Records--
@@ -313,7 +326,7 @@ func (e *Engine) Applied() []dtx.Part {
 	for _, g := range o.dropped {
 		delete(e.dedup, g)
 	}
-	e.stale = nil
+	e.stale, e.ahead = nil, o.ahead
 	for _, en := range o.added {
 		if err := e.remember(en); err != nil {
 			panic("merge: broken invariant: " + err.Error())
@@ -321,7 +334,7 @@ func (e *Engine) Applied() []dtx.Part {
 	}
 	for i, s := range e.streams {
 		r := o.reach[i]
-		s.prefix, s.prefixLSN, s.safe = r.prefix, r.prefixLSN, r.safe
+		s.prefix, s.prefixLSN, s.covered, s.safe = r.prefix, r.prefixLSN, r.covered, r.safe
 		s.front = max(s.front, s.prefix)
 		s.trim()
 	}

@@ -75,6 +75,12 @@ func TestScripts(t *testing.T) {
 			case "waits":
 				for _, w := range e.Waits(10) {
 					fmt.Fprintf(&b, "gxid %d %s record=%t missing=%v parts=%v blocking=%t\n", w.GXID, w.Kind, w.RecordSeen, w.Missing, w.Parts, w.Blocking)
+					if len(w.Prepared) > 0 {
+						fmt.Fprintf(&b, "  prepared=%v\n", w.Prepared)
+					}
+				}
+				if at, ok := e.OldestCommit(); ok {
+					fmt.Fprintf(&b, "oldest commit at %d\n", at/1_000_000)
 				}
 				fmt.Fprintf(&b, "needed %v, pending %+v, dedup %d\n", e.NeededContents(), e.Pending(), e.DedupSize())
 			default:

@@ -24,14 +24,17 @@ type stream struct {
 
 	// prefix is the absolute index of the first entry that is not applied, and
 	// prefixLSN the position all entries before it allow. safe is what the last
-	// applied batch recorded: prefixLSN, moved back out of holds.
+	// applied batch recorded: prefixLSN, moved back to where the stream can resume.
+	// Everything up to covered is applied: prefixLSN, or what an earlier life
+	// recorded when it had to resume before it.
 	prefix    int
 	prefixLSN dtx.LSN
 	safe      dtx.LSN
+	covered   dtx.LSN
 	// reached is the newest prefix a batch was computed with: entries before it
 	// no longer change.
-	reached int
-	holds   []hold // rising in lsn
+	reached  int
+	prepared prepared
 
 	// front is the absolute index of the first part that is still waiting; it
 	// may lag behind. onePhase lists the waiting one-phase parts, ascending.
@@ -47,19 +50,8 @@ type stream struct {
 
 	debt debt
 
-	// awaited is a min-heap of messages of applied dtxs that the safe LSN has not
-	// passed.
+	// awaited is a min-heap of messages of applied dtxs beyond covered.
 	awaited []awaitedMsg
-}
-
-// hold is a prepared transaction: lsn is the position before its PREPARE, end
-// that of its COMMIT PREPARED, MaxLSN until it is read. No position between the
-// two may be recorded, also when the part is applied: a server that is asked to
-// start there sends the COMMIT PREPARED alone.
-type hold struct {
-	id       dtx.SpoolID
-	lsn, end dtx.LSN
-	dropped  bool
 }
 
 func (s *stream) end() int { return s.base + len(s.entries) }
@@ -85,28 +77,6 @@ func (s *stream) addPosition(en entry) {
 	s.push(en)
 }
 
-func (s *stream) dropHold(id dtx.SpoolID) {
-	if id == 0 {
-		return
-	}
-	for i := range s.holds {
-		if s.holds[i].id == id {
-			s.holds[i].dropped = true
-		}
-	}
-}
-
-func (s *stream) tieHold(id dtx.SpoolID, end dtx.LSN) {
-	if id == 0 {
-		return
-	}
-	for i := range s.holds {
-		if s.holds[i].id == id {
-			s.holds[i].end = end
-		}
-	}
-}
-
 // reach computes how far the stream is applied if the outstanding batch is:
 // the new prefix and the position to record.
 func (s *stream) reach() (prefix int, prefixLSN, safe dtx.LSN) {
@@ -122,18 +92,10 @@ func (s *stream) reach() (prefix int, prefixLSN, safe dtx.LSN) {
 			prefixLSN = max(prefixLSN, en.lsn)
 		}
 	}
-	safe = prefixLSN
-	// From the newest down: a position that a hold moves back may lie inside an
-	// older one, ended or not.
-	for i := len(s.holds) - 1; i >= 0; i-- {
-		if h := &s.holds[i]; !h.dropped && h.lsn < safe && safe < h.end {
-			safe = h.lsn
-		}
-	}
-	return prefix, prefixLSN, max(safe, s.safe)
+	return prefix, prefixLSN, max(s.prepared.recordable(prefixLSN), s.safe)
 }
 
-// trim forgets entries before the prefix and holds that ended.
+// trim forgets entries before the prefix and transactions that are in doubt no more.
 func (s *stream) trim() {
 	if n := s.prefix - s.base; n > 64 && n > len(s.entries)/2 {
 		kept := copy(s.entries, s.entries[n:])
@@ -141,9 +103,5 @@ func (s *stream) trim() {
 		s.entries = s.entries[:kept]
 		s.base = s.prefix
 	}
-	i := 0
-	for i < len(s.holds) && (s.holds[i].dropped || s.holds[i].end <= s.safe) {
-		i++
-	}
-	s.holds = s.holds[i:]
+	s.prepared.trim(s.covered)
 }

@@ -24,6 +24,11 @@ func (e *Engine) Safe(c dtx.Content) dtx.LSN {
 // DedupSize is the number of dtxs in the dedup set.
 func (e *Engine) DedupSize() int { return len(e.dedup) }
 
+// Kept counts what the engine keeps in memory and the caller bounds: parts and
+// records that are not applied, and applied dtxs in the dedup set. As long as
+// something is kept, NeededContents names the streams that make it less.
+func (e *Engine) Kept() int { return e.n.Parts + e.n.Records + len(e.dedup) }
+
 // Wait says what an unreleased dtx waits for.
 type Wait struct {
 	GXID dtx.GXID
@@ -34,6 +39,9 @@ type Wait struct {
 	Missing []dtx.Content
 	// Parts lists the contents that delivered theirs.
 	Parts []dtx.Content
+	// Prepared lists the contents that hold the dtx prepared, without outcome: their
+	// streams are not confirmed beyond the PREPARE.
+	Prepared []dtx.Content
 	// Blocking is set on the dtx that the next release waits for.
 	Blocking bool
 }
@@ -56,7 +64,7 @@ func (e *Engine) waitOf(d *txn) Wait {
 // Waits lists up to limit dtxs that are not complete: first the one that blocks
 // the next release, then those with a record in record order, then parts
 // whose record never came, by stream, then the first one-phase dtx of each stream
-// whose marker has come and whose part has not.
+// whose marker has come and whose part has not, then prepared ones without outcome.
 func (e *Engine) Waits(limit int) []Wait {
 	var out []Wait
 	seen := map[*txn]bool{}
@@ -88,6 +96,35 @@ func (e *Engine) Waits(limit int) []Wait {
 	for _, s := range e.streams {
 		if g, _, ok := s.debt.oldest(); ok && len(out) < limit {
 			out = append(out, Wait{GXID: g, Kind: dtx.OnePhase, RecordSeen: true, Missing: []dtx.Content{s.content}})
+		}
+	}
+	return e.addPrepared(out, limit)
+}
+
+// addPrepared puts in who is in doubt on each stream, oldest first.
+func (e *Engine) addPrepared(out []Wait, limit int) []Wait {
+	known := make(map[dtx.GXID]int, len(out))
+	for i := range out {
+		known[out[i].GXID] = i
+	}
+	for _, s := range e.streams {
+		n := 0
+		for _, d := range s.prepared.open {
+			if d.ended {
+				continue
+			}
+			i, ok := known[d.gxid]
+			if !ok && len(out) < limit {
+				i, ok = len(out), true
+				known[d.gxid] = i
+				out = append(out, Wait{GXID: d.gxid, Kind: dtx.TwoPhase})
+			}
+			if ok {
+				out[i].Prepared = append(out[i].Prepared, s.content)
+			}
+			if n++; n == limit {
+				break
+			}
 		}
 	}
 	return out
