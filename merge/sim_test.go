@@ -3,9 +3,7 @@ package merge
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 
 	"cbrepl/dtx"
@@ -263,36 +261,12 @@ func (s *sim) finish() error {
 	return nil
 }
 
-// seeds is how many seeds a simulation runs: few and fixed, unless CBREPL_SOAK
-// multiplies them. CBREPL_SEED runs one alone.
-func seeds(t *testing.T, few int) (first, end uint64) {
-	number := func(name string) (uint64, bool) {
-		s := os.Getenv(name)
-		if s == "" {
-			return 0, false
-		}
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return n, true
-	}
-	if seed, ok := number("CBREPL_SEED"); ok {
-		return seed, seed + 1
-	}
-	end = uint64(few)
-	if times, ok := number("CBREPL_SOAK"); ok {
-		end *= times
-	}
-	return 0, end
-}
-
 // TestRandomHistories: any history, any order of arrival, any limits, batches that
 // fail, daemons that die, targets restored from backups, and servers that go back:
 // every dtx is applied once, whole, in an order that keeps every row right, and in
 // the end nothing is kept.
 func TestRandomHistories(t *testing.T) {
-	first, end := seeds(t, 1000)
+	first, end := mergetest.Seeds(t, 1000)
 	for seed := first; seed < end; seed++ {
 		h := mergetest.NewHistory(rand.New(rand.NewPCG(seed, 1)), mergetest.Options{Txns: 60, Truncates: seed%3 == 0})
 		s := &sim{

@@ -209,6 +209,11 @@ func (l *loop) steps(ctx context.Context, failed <-chan error) error {
 		if err := l.drain(); err != nil {
 			return err
 		}
+		if parts := l.m.eng.Drops(); len(parts) > 0 { // applied by an earlier life
+			if err := l.o.Spool.Release(parts); err != nil {
+				return err
+			}
+		}
 		now := l.o.Now()
 		wake := l.startJob(now)
 		l.exempt()

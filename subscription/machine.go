@@ -59,7 +59,7 @@ type limits struct {
 	backoffMin, backoffMax time.Duration
 	// jitter returns a factor for a pause, about 1.
 	jitter func() float64
-	// maxPending bounds parts and records that wait in memory.
+	// maxPending bounds the parts, records and dedup entries in memory.
 	maxPending int
 }
 
@@ -141,10 +141,7 @@ func (m *machine) add(ev dtx.Event) error { return m.eng.Add(ev) }
 func (m *machine) takesEvents() bool { return m.narrowTo == 0 && m.phase != phaseStopped }
 
 // full reports that only needed streams may deliver more.
-func (m *machine) full() bool {
-	n := m.eng.Pending()
-	return n.Parts+n.Records >= m.o.maxPending
-}
+func (m *machine) full() bool { return m.eng.Kept() >= m.o.maxPending }
 
 // needed lists the contents that the next release waits for.
 func (m *machine) needed() []dtx.Content { return m.eng.NeededContents() }

@@ -3,10 +3,10 @@ package subscription
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,36 +18,37 @@ import (
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/merge"
+	"cbrepl/merge/mergetest"
+	"cbrepl/source"
+	"cbrepl/source/stream/repl"
 	"cbrepl/subscription/status"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var (
-	simSeed = flag.Uint64("sim.seed", 0, "run only this seed of the simulation")
-	simRuns = flag.Int("sim.runs", 300, "seeds of the simulation")
-)
-
 // sim is a daemon over the virtual wire. Restarting it keeps only the target's
 // state and the slots.
 type sim struct {
-	w       *world
+	h       *mergetest.History
 	ref     *referee
 	tgt     *vtarget
 	streams map[dtx.Content]*vstream
 	rnd     *rand.Rand
 	lim     limits
 	spool   int64
+	sp      *vspool // of the newest life
+	// watch looks at a running loop now and then, while all its goroutines wait.
+	watch func(*loop)
 }
 
-func newSim(seed uint64, ntx int) *sim {
+func newSim(seed uint64, o mergetest.Options) *sim {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	s := &sim{rnd: rnd, ref: &referee{}, streams: map[dtx.Content]*vstream{}}
-	s.w = newWorld(rnd, ntx)
-	s.tgt = newVtarget(s.w, s.ref, rand.New(rand.NewPCG(seed, 2)))
-	for c := range s.w.logs {
+	s.h = mergetest.NewHistory(rnd, o)
+	s.tgt = newVtarget(s.h, s.ref, rand.New(rand.NewPCG(seed, 2)))
+	for _, c := range s.h.Contents() {
 		s.streams[c] = &vstream{
-			w: s.w, c: c, rnd: rand.New(rand.NewPCG(seed, 10+uint64(c+1))), ref: s.ref, tgt: s.tgt, confirmed: firstLSN,
+			h: s.h, c: c, rnd: rand.New(rand.NewPCG(seed, 10+uint64(c+1))), ref: s.ref, tgt: s.tgt, confirmed: firstLSN,
 		}
 	}
 	s.lim = limits{
@@ -73,18 +74,26 @@ func (s *sim) loop(ctx context.Context) (*loop, *status.Board, error) {
 			return nil, nil, err
 		}
 	}
+	if st.Initialized {
+		if err := s.checkResume(st); err != nil {
+			return nil, nil, err
+		}
+	}
 	var cs []ContentStream
 	sp := newVspool(s.ref, s.spool)
-	for c := dtx.Coordinator; int(c) < s.w.segments; c++ {
+	s.sp = sp
+	ids := []apply.StreamIdentity{}
+	for _, c := range s.h.Contents() {
 		v := s.streams[c]
 		v.spool = sp
 		cs = append(cs, ContentStream{c, v})
 		if !st.Initialized {
+			ids = append(ids, apply.StreamIdentity{Content: c})
 			st.Positions = append(st.Positions, dtx.Position{Content: c, LSN: firstLSN})
 		}
 	}
 	if !st.Initialized {
-		if err := s.tgt.Init(ctx, nil, st.Positions); err != nil {
+		if err := s.tgt.Init(ctx, ids, st.Positions); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -95,6 +104,18 @@ func (s *sim) loop(ctx context.Context) (*loop, *status.Board, error) {
 		Limits: s.lim, Grace: time.Duration(s.rnd.IntN(30)) * time.Millisecond, MinConflictLog: 10 * time.Second,
 	})
 	return l, b, err
+}
+
+// checkResume is the check of a real start, on what the virtual servers say.
+func (s *sim) checkResume(st apply.State) error {
+	f := &source.Facts{}
+	for _, c := range s.h.Contents() {
+		v := s.streams[c]
+		f.Nodes = append(f.Nodes, source.NodeFacts{
+			Content: c, Server: repl.Server{WALEnd: v.walEnd()}, Slot: &repl.Slot{Confirmed: v.at()},
+		})
+	}
+	return checkResume(&sourceFacts{facts: f}, st, nil)
 }
 
 // run works until the target is complete or the time is up, then stops.
@@ -112,7 +133,11 @@ func (s *sim) run(until time.Duration) error {
 		case err := <-done:
 			return err
 		case <-time.After(50 * time.Millisecond):
-			if s.tgt.complete() && s.confirmedAll() {
+			if s.watch != nil {
+				synctest.Wait()
+				s.watch(l)
+			}
+			if s.tgt.complete(s.h) && s.confirmedAll() {
 				cancel()
 				return <-done
 			}
@@ -122,25 +147,21 @@ func (s *sim) run(until time.Duration) error {
 
 func (s *sim) confirmedAll() bool {
 	for c, v := range s.streams {
-		if v.at() != max(s.w.end(c), firstLSN) {
+		if v.at() != s.h.End(c, firstLSN) {
 			return false
 		}
 	}
 	return true
 }
 
-func eachSeed(t *testing.T, f func(t *testing.T, seed uint64)) {
-	first, n := uint64(1), uint64(*simRuns)
-	if *simSeed != 0 {
-		first, n = *simSeed, 1
-	}
-	if testing.Short() {
-		n = min(n, 50)
-	}
-	for seed := first; seed < first+n; seed++ {
+// eachSeed runs a simulation in a bubble of its own for each of a few fixed seeds.
+// CBREPL_SOAK multiplies them, CBREPL_SEED runs one alone.
+func eachSeed(t *testing.T, few int, f func(t *testing.T, seed uint64)) {
+	first, end := mergetest.Seeds(t, few)
+	for seed := first; seed < end; seed++ {
 		synctest.Test(t, func(t *testing.T) { f(t, seed) })
 		if t.Failed() {
-			t.Fatalf("replay with -sim.seed=%d", seed)
+			t.Fatalf("replay with CBREPL_SEED=%d", seed)
 		}
 	}
 }
@@ -152,11 +173,13 @@ func eachSeed(t *testing.T, f func(t *testing.T, seed uint64)) {
 // at the end every slot has followed its server.
 func TestSimulation(t *testing.T) {
 	restarts := 0
-	eachSeed(t, func(t *testing.T, seed uint64) {
-		s := newSim(seed, 60)
+	eachSeed(t, 200, func(t *testing.T, seed uint64) {
+		s := newSim(seed, mergetest.Options{Txns: 60})
 		s.tgt.trouble = []int{0, 5, 30}[s.rnd.IntN(3)]
 		if s.rnd.IntN(4) == 0 {
-			s.streams[dtx.Content(s.rnd.IntN(s.w.segments+1)-1)].stalled = 5 * time.Second
+			v := s.streams[dtx.Content(s.rnd.IntN(s.h.Segments+1)-1)]
+			v.stallFrom = time.Now().Add(time.Duration(s.rnd.IntN(2000)) * time.Millisecond)
+			v.stallTo = v.stallFrom.Add(5 * time.Second)
 		}
 		faults := []string{faultTaken, faultCommitted, faultApplied, faultConfirmed, faultReleased}
 		for range s.rnd.IntN(6) { // short lives
@@ -166,40 +189,145 @@ func TestSimulation(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			old := s.tgt.backup()
 			err := s.run(time.Duration(s.rnd.IntN(700)) * time.Millisecond)
 			_ = faultinject.Arm("")
 			if err != nil && !errors.Is(err, faultinject.ErrInjected) && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("seed %d: a life ended with %v", seed, err)
+			}
+			if s.rnd.IntN(2) == 0 {
+				s.restoreOld(t, old)
 			}
 			restarts++
 		}
 		if err := s.run(10 * time.Minute); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
-		if err := s.ref.verdict(); err != nil {
-			t.Errorf("seed %d: %v", seed, err)
-		}
-		if err := s.tgt.compare(); err != nil {
+		if err := errors.Join(s.ref.verdict(), s.tgt.compare()); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
 		if !s.confirmedAll() {
 			t.Errorf("seed %d: a slot did not follow its idle server", seed)
 		}
+		if n := s.sp.Usage().Bytes; n != 0 {
+			t.Errorf("seed %d: %d bytes of the spool are never freed", seed, n)
+		}
 	})
 	t.Logf("%d restarts", restarts)
+}
+
+// restoreOld restores the target from an old backup and starts. What was confirmed
+// since is gone at the source, so the start must be refused, and the newest
+// backup is put back. A backup that is not behind any slot is as good as new.
+func (s *sim) restoreOld(t *testing.T, old backup) {
+	behind := old.replica.Positions[dtx.Coordinator] != 0 // not the state before Init
+	if !behind {
+		return
+	}
+	behind = false
+	for c, v := range s.streams {
+		behind = behind || v.at() > old.replica.Positions[c]
+	}
+	now := s.tgt.restore(old)
+	if !behind {
+		return
+	}
+	_, _, err := s.loop(t.Context())
+	if err == nil || dtx.ClassOf(err) != dtx.ClassStop {
+		t.Errorf("a target restored to batch %d starts (%v), the slots are confirmed beyond it", old.batch, err)
+	}
+	s.tgt.restore(now)
+}
+
+// A server that goes back while the daemon runs is refused at the first event that
+// shows it, and nothing is applied twice.
+func TestServerReverted(t *testing.T) {
+	seen := 0
+	eachSeed(t, 60, func(t *testing.T, seed uint64) {
+		s := newSim(seed, mergetest.Options{Txns: 40})
+		for _, v := range s.streams {
+			v.revert = true
+		}
+		err := s.run(10 * time.Minute)
+		switch {
+		case err == nil: // never cut
+		case dtx.ClassOf(err) == dtx.ClassStop && strings.HasPrefix(err.Error(), "order transactions"):
+			seen++
+		default:
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		if err := s.ref.verdict(); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+	})
+	if seen == 0 {
+		t.Error("no server went back")
+	}
+}
+
+// One segment's stream says nothing for ten minutes. What waits in memory and what
+// is remembered on the target stay near their bound, the stream is named, and
+// everything follows once it speaks.
+func TestLastingStall(t *testing.T) {
+	for _, o := range []mergetest.Options{
+		{Txns: 4000, OnePhase: true},
+		{Txns: 4000},
+		{Txns: 4000, InDoubt: true},
+	} {
+		t.Run(fmt.Sprintf("onePhase=%t,inDoubt=%t", o.OnePhase, o.InDoubt), func(t *testing.T) {
+			eachSeed(t, 2, func(t *testing.T, seed uint64) { lastingStall(t, seed, o) })
+		})
+	}
+}
+
+func lastingStall(t *testing.T, seed uint64, o mergetest.Options) {
+	const maxPending = 50
+	s := newSim(seed, o)
+	s.lim.batch = merge.Limits{MaxDtxs: 5000}
+	s.lim.maxDelay, s.lim.maxPending, s.spool = 100*time.Millisecond, maxPending, 1<<30
+	began := time.Now()
+	v := s.streams[0]
+	if !o.InDoubt { // there, the stall is the transaction's own
+		v.stallFrom, v.stallTo = began.Add(time.Second), began.Add(10*time.Minute)
+	}
+	most, named := 0, false
+	s.watch = func(l *loop) {
+		most = max(most, l.m.eng.Kept())
+		if at := time.Since(began); at < 5*time.Second || at > 9*time.Minute {
+			return
+		}
+		for _, w := range l.m.eng.Waits(8) {
+			named = named || slices.Contains(w.Missing, 0) || slices.Contains(w.Prepared, 0)
+		}
+	}
+	if err := s.run(time.Hour); err != nil {
+		t.Errorf("seed %d: %v", seed, err)
+	}
+	if err := errors.Join(s.ref.verdict(), s.tgt.compare()); err != nil {
+		t.Errorf("seed %d: %v", seed, err)
+	}
+	if bound := maxPending + eventQueue + eventRun; most > bound {
+		t.Errorf("seed %d: %d entries waited in memory, the bound is %d", seed, most, bound)
+	}
+	if s.tgt.biggest > maxPending+eventQueue {
+		t.Errorf("seed %d: the dedup set had %d entries", seed, s.tgt.biggest)
+	}
+	if !named && (o.InDoubt || len(s.h.Logs[0]) > 0) {
+		t.Errorf("seed %d: nobody says that content 0 is what is waited for", seed)
+	}
 }
 
 // A transaction that cannot be applied is found by halving: the error names it,
 // everything that can be applied without it is, and nothing of it.
 func TestCulpritIsFound(t *testing.T) {
-	eachSeed(t, func(t *testing.T, seed uint64) {
-		s := newSim(seed, 40)
+	eachSeed(t, 150, func(t *testing.T, seed uint64) {
+		s := newSim(seed, mergetest.Options{Txns: 40})
 		s.lim.batch = merge.Limits{MaxDtxs: 1000}
 		s.lim.maxDelay = 20 * time.Millisecond
 		s.lim.maxPending = 1000
 		s.spool = 1 << 30
 		s.tgt.trouble = []int{0, 20}[s.rnd.IntN(2)]
-		s.tgt.poison = s.w.gxids[s.rnd.IntN(len(s.w.gxids))]
+		s.tgt.poison = s.h.GXIDs[s.rnd.IntN(len(s.h.GXIDs))]
 		err := s.run(time.Minute)
 		var e *dtx.Error
 		if !errors.As(err, &e) || e.Class != dtx.ClassStop || e.Relation != "public.t" {
@@ -211,7 +339,7 @@ func TestCulpritIsFound(t *testing.T) {
 		if e.GXID == 0 && !strings.Contains(err.Error(), s.tgt.poison.String()) {
 			t.Errorf("seed %d: gxid %d cannot be applied: %v", seed, s.tgt.poison, err)
 		}
-		if s.tgt.applied[s.tgt.poison] {
+		if s.tgt.replica.Applied[s.tgt.poison] {
 			t.Errorf("seed %d: applied", seed)
 		}
 		s.tgt.poison = 0 // a person repaired the target

@@ -315,6 +315,6 @@ func (s *Subscription) limits() limits {
 	}
 }
 
-// maxPendingEntries bounds the parts and records that wait in memory, some 300
+// maxPendingEntries bounds the parts, records and dedup entries in memory, some 300
 // bytes each.
 const maxPendingEntries = 200_000

@@ -2,7 +2,6 @@ package subscription
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/dtx"
+	"cbrepl/merge/mergetest"
 	"cbrepl/subscription/status"
 )
 
@@ -39,67 +39,88 @@ func (r *referee) verdict() error {
 	return r.err
 }
 
-// vstream sends a world's log as a slot does: from the requested start, which
-// must not lie before the confirmed position.
+// vstream sends a history's log as a slot does: from the requested start, which
+// must not be before the confirmed position, and nothing before its time. Cut
+// connections are mended where they were cut, as package feed does.
 type vstream struct {
-	w     *world
+	h     *mergetest.History
 	c     dtx.Content
 	rnd   *rand.Rand
 	spool *vspool
 	ref   *referee
 	tgt   *vtarget
+	// stall keeps the stream silent between two times.
+	stallFrom, stallTo time.Time
+	// revert lets the server go back by some events once, at a reconnect.
+	revert bool
 
-	mu        sync.Mutex
-	confirmed dtx.LSN // survives restarts: it is the slot's
-	received  dtx.LSN
-	stalled   time.Duration
+	mu         sync.Mutex
+	confirmed  dtx.LSN // survives restarts: it is the slot's
+	received   dtx.LSN
+	heard      time.Time
+	reconnects int64
 }
 
 func (s *vstream) Run(ctx context.Context, start dtx.LSN, emit func(context.Context, dtx.Event) error) error {
-	s.mu.Lock()
-	confirmed := s.confirmed
-	s.mu.Unlock()
-	if start < confirmed {
-		return s.ref.foul("content %d starts at %s before the confirmed %s: what lies between is gone", s.c, start, confirmed)
+	if at := s.at(); start < at {
+		return s.ref.foul("content %d starts at %s before the confirmed %s: what is between is gone", s.c, start, at)
 	}
-	if err := pause(ctx, time.Duration(s.rnd.IntN(20))*time.Millisecond+s.stalled); err != nil {
+	if err := pause(ctx, time.Duration(s.rnd.IntN(20))*time.Millisecond); err != nil {
 		return err
 	}
-	sent := map[dtx.SpoolID]bool{}
-	for _, l := range s.w.logs[s.c] {
-		ev := l.ev
-		switch {
-		case ev.Kind == dtx.EventHold:
-			if l.prepare <= start {
-				continue // a server does not send it again
-			}
-			sent[ev.Hold] = true
-			ev.LSN = max(ev.LSN, start)
-		case ev.LSN <= start:
-			continue
-		case l.prepare != 0 && !sent[ev.Part.Spool]:
-			// The server takes the rows for received and sends COMMIT PREPARED alone.
-			return s.ref.foul("content %d: the prepared rows of gxid %d will never be sent again", s.c, ev.Part.GXID)
-		}
-		if s.rnd.IntN(3) == 0 {
-			if err := pause(ctx, time.Duration(s.rnd.IntN(40))*time.Millisecond); err != nil {
-				return err
-			}
+	log, err := s.h.From(s.c, start)
+	if err != nil {
+		return s.ref.foul("%v", err)
+	}
+	for i := 0; i < len(log); i++ {
+		ev := log[i].Event
+		if err := s.wait(ctx, log[i].At); err != nil {
+			return err
 		}
 		if ev.Kind == dtx.EventPart && ev.Part.Spool != 0 {
 			if err := s.spool.write(ctx, s.c, ev.Part); err != nil {
 				return err
 			}
 		}
+		if s.rnd.IntN(50) == 0 { // cut before the event was reported
+			if ev.Kind == dtx.EventPart {
+				s.spool.drop(ev.Part)
+			}
+			s.mu.Lock()
+			s.reconnects++
+			s.mu.Unlock()
+			if i > 1 && s.revert {
+				s.revert = false
+				i -= min(i, 2)
+			}
+			i--
+			continue
+		}
 		if err := emit(ctx, ev); err != nil {
 			return err
 		}
 		s.mu.Lock()
 		s.received = max(s.received, ev.LSN)
+		s.heard = time.Now()
 		s.mu.Unlock()
 	}
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// wait blocks until an event of that time can arrive.
+func (s *vstream) wait(ctx context.Context, at dtx.PGTime) error {
+	d := time.Until(at.Time())
+	if s.rnd.IntN(3) == 0 {
+		d = max(d, 0) + time.Duration(s.rnd.IntN(20))*time.Millisecond
+	}
+	if now := time.Now().Add(d); !now.Before(s.stallFrom) && now.Before(s.stallTo) {
+		d = time.Until(s.stallTo)
+	}
+	if d <= 0 {
+		return nil
+	}
+	return pause(ctx, d)
 }
 
 func (s *vstream) Confirm(lsn dtx.LSN) {
@@ -120,12 +141,25 @@ func (s *vstream) at() dtx.LSN {
 	return s.confirmed
 }
 
+// walEnd is how far the server has written by now.
+func (s *vstream) walEnd() dtx.LSN {
+	end := firstLSN
+	for _, l := range s.h.Logs[s.c] {
+		if l.At.Time().After(time.Now()) {
+			break
+		}
+		end = max(end, l.LSN)
+	}
+	return end
+}
+
 func (s *vstream) Facts() status.Stream {
+	end := s.walEnd()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return status.Stream{
-		Content: s.c, Connected: true, Since: time.Now(), LastHeard: time.Now(),
-		ReceivedLSN: status.LSN(s.received), ServerLSN: status.LSN(s.w.end(s.c)),
+		Content: s.c, Connected: true, Since: time.Now(), LastHeard: s.heard, Reconnects: s.reconnects,
+		ReceivedLSN: status.LSN(s.received), ServerLSN: status.LSN(end),
 	}
 }
 
@@ -178,6 +212,9 @@ func (s *vspool) write(ctx context.Context, c dtx.Content, p dtx.Part) error {
 	}
 }
 
+// drop frees a part that was received and will be sent again.
+func (s *vspool) drop(p dtx.Part) { _ = s.Release([]dtx.Part{p}) }
+
 func (s *vspool) Release(parts []dtx.Part) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,195 +250,3 @@ func (s *vspool) Usage() status.Spool {
 	defer s.mu.Unlock()
 	return status.Spool{Bytes: s.used, MaxBytes: s.max, Full: s.used >= s.max}
 }
-
-// vtarget is a target cluster. What it holds survives restarts of the daemon.
-type vtarget struct {
-	w   *world
-	ref *referee
-	rnd *rand.Rand
-	// trouble is the chance in percent that a call fails; half of the failures of
-	// a commit strike after it.
-	trouble int
-	poison  dtx.GXID
-
-	mu      sync.Mutex
-	state   apply.State
-	rows    map[int]int
-	applied map[dtx.GXID]bool
-	open    bool
-	biggest int // dtxs in one batch
-}
-
-var errLink = &dtx.Error{Op: "apply batch", Msg: "connection lost", Class: dtx.ClassRetry}
-
-func newVtarget(w *world, ref *referee, rnd *rand.Rand) *vtarget {
-	t := &vtarget{w: w, ref: ref, rnd: rnd, rows: map[int]int{}, applied: map[dtx.GXID]bool{}}
-	for r := range w.rows {
-		t.rows[r] = startAmount
-	}
-	return t
-}
-
-func (t *vtarget) Open(ctx context.Context) (apply.State, error) {
-	if err := pause(ctx, time.Duration(t.rnd.IntN(5))*time.Millisecond); err != nil {
-		return apply.State{}, err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.rnd.IntN(100) < t.trouble {
-		return apply.State{}, errLink
-	}
-	t.open = true
-	t.state.Epoch++
-	st := t.state
-	st.Positions = append([]dtx.Position(nil), st.Positions...)
-	st.Dedup = append([]dtx.DedupEntry(nil), st.Dedup...)
-	return st, nil
-}
-
-func (t *vtarget) Init(_ context.Context, ids []apply.StreamIdentity, ps []dtx.Position) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state.Initialized, t.state.Streams, t.state.Positions = true, ids, append([]dtx.Position(nil), ps...)
-	return nil
-}
-
-func (t *vtarget) Apply(ctx context.Context, b *dtx.Batch, _ apply.Rows) (apply.Result, error) {
-	wait := pause(ctx, time.Duration(t.rnd.IntN(30))*time.Millisecond)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.open {
-		return apply.Result{}, t.ref.foul("batch %d is applied on a target that must be opened first", b.Seq)
-	}
-	if b.Seq != t.state.Batch+1 {
-		return apply.Result{}, t.ref.foul("batch %d is applied after batch %d", b.Seq, t.state.Batch)
-	}
-	if wait != nil {
-		t.open = false
-		return apply.Result{}, wait
-	}
-	if t.poison != 0 {
-		for _, g := range b.GXIDs {
-			if g == t.poison {
-				t.open = false
-				return apply.Result{}, &dtx.Error{Op: "apply batch", Relation: "public.t", Msg: "row is missing", Class: dtx.ClassStop}
-			}
-		}
-	}
-	if t.rnd.IntN(100) < t.trouble {
-		t.open = false
-		return apply.Result{}, errLink
-	}
-	if err := t.commit(b); err != nil {
-		return apply.Result{}, err
-	}
-	if t.rnd.IntN(100) < t.trouble { // committed, but nobody hears of it
-		t.open = false
-		return apply.Result{}, errLink
-	}
-	return apply.Result{Rows: b.Rows}, nil
-}
-
-func (t *vtarget) commit(b *dtx.Batch) error {
-	t.biggest = max(t.biggest, len(b.GXIDs))
-	for _, g := range b.GXIDs {
-		if t.applied[g] {
-			return t.ref.foul("gxid %d is applied twice", g)
-		}
-		t.applied[g] = true
-	}
-	for _, s := range b.Steps {
-		for _, p := range s.Parts {
-			for r, v := range t.w.images[p.Spool] {
-				t.rows[r] = v
-			}
-		}
-	}
-	sum := 0
-	for _, v := range t.rows {
-		sum += v
-	}
-	if sum != startAmount*t.w.rows {
-		return t.ref.foul("after batch %d (gxids %v) the total is %d, at every commit of the source it was %d", b.Seq, b.GXIDs, sum, startAmount*t.w.rows)
-	}
-	pos := map[dtx.Content]dtx.LSN{}
-	for _, p := range append(append([]dtx.Position(nil), t.state.Positions...), b.Positions...) {
-		if p.LSN < pos[p.Content] {
-			return t.ref.foul("content %d goes back to %s", p.Content, p.LSN)
-		}
-		pos[p.Content] = p.LSN
-	}
-	drop := map[dtx.GXID]bool{}
-	for _, g := range b.DedupDrop {
-		drop[g] = true
-	}
-	var dedup []dtx.DedupEntry
-	in := map[dtx.GXID]bool{}
-	for _, d := range t.state.Dedup {
-		if !drop[d.GXID] {
-			dedup = append(dedup, d)
-		}
-	}
-	dedup = append(dedup, b.DedupAdd...) // a dtx in both lists is rewritten
-	for _, d := range dedup {
-		in[d.GXID] = true
-	}
-	t.state.Batch, t.state.Dedup, t.state.Positions = b.Seq, dedup, nil
-	for c, l := range pos {
-		t.state.Positions = append(t.state.Positions, dtx.Position{Content: c, LSN: l})
-	}
-	dtx.SortPositions(t.state.Positions)
-	if err := t.w.check(pos, in, t.applied); err != nil {
-		return t.ref.foul("after batch %d: %v", b.Seq, err)
-	}
-	return nil
-}
-
-func (t *vtarget) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.open = false
-	return nil
-}
-
-func (t *vtarget) recordedAt(c dtx.Content) dtx.LSN {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.state.Positions {
-		if p.Content == c {
-			return p.LSN
-		}
-	}
-	return 0
-}
-
-// complete reports that everything is applied and every position recorded.
-func (t *vtarget) complete() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.applied) != len(t.w.gxids) {
-		return false
-	}
-	for _, p := range t.state.Positions {
-		if p.LSN != max(t.w.end(p.Content), firstLSN) {
-			return false
-		}
-	}
-	return true
-}
-
-// compare checks the final rows.
-func (t *vtarget) compare() error {
-	for r, v := range t.w.final {
-		if t.rows[r] != v {
-			return fmt.Errorf("row %d is %d on the target and %d on the source", r, t.rows[r], v)
-		}
-	}
-	if len(t.applied) != len(t.w.gxids) {
-		return errors.New("transactions are missing")
-	}
-	return nil
-}
-
-// firstLSN is where every slot starts.
-const firstLSN = dtx.LSN(500)

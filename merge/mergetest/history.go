@@ -79,6 +79,11 @@ type Options struct {
 	Txns int
 	// Truncates lets some dtxs empty a table, on every content.
 	Truncates bool
+	// OnePhase lets every dtx write to one content only.
+	OnePhase bool
+	// InDoubt keeps the first prepared dtx in doubt until all others have ended, on
+	// rows that no other needs; it implies that two-phase dtxs are decoded at PREPARE.
+	InDoubt bool
 }
 
 const startAmount = 100
@@ -99,6 +104,8 @@ type txn struct {
 	held     map[dtx.Content]dtx.SpoolID
 	prepare  map[dtx.Content]dtx.LSN
 	stubborn bool // stays in doubt for long
+	forever  bool // stays in doubt until it is the last one
+	alone    bool // one participant
 }
 
 type generator struct {
@@ -107,6 +114,8 @@ type generator struct {
 	lsn    map[dtx.Content]dtx.LSN
 	val    []int
 	ver    []int
+	free   int  // rows that any dtx may write
+	last   bool // one dtx is left
 	locks  map[int]bool
 	spool  dtx.SpoolID
 	now    dtx.PGTime
@@ -125,11 +134,17 @@ func NewHistory(rnd *rand.Rand, o Options) *History {
 	if rnd.IntN(3) == 0 {
 		first = dtx.Coordinator // which has rows of its own
 	}
+	if o.InDoubt {
+		h.Segments, h.Prepared = max(h.Segments, 2), true
+	}
 	for range []int{3, 5, 8, 12}[rnd.IntN(4)] {
 		h.rows = append(h.rows, row{first + dtx.Content(rnd.IntN(h.Segments-int(first))), rnd.IntN(2)})
-		g.val = append(g.val, startAmount)
 	}
-	g.ver = make([]int, len(h.rows))
+	g.free = len(h.rows)
+	if o.InDoubt {
+		h.rows = append(h.rows, row{0, 0}, row{1, 0})
+	}
+	g.val, g.ver = slices.Repeat([]int{startAmount}, len(h.rows)), make([]int, len(h.rows))
 	if !o.Truncates {
 		h.total = startAmount * len(h.rows)
 	}
@@ -141,11 +156,12 @@ func NewHistory(rnd *rand.Rand, o Options) *History {
 	for started := 0; started < o.Txns || len(g.active) > 0; {
 		g.now += dtx.PGTime(1 + rnd.IntN(step))
 		if started < o.Txns && len(g.active) < 6 && rnd.IntN(2) == 0 {
-			g.begin(next, o.Truncates)
+			g.begin(next, &o, started == 0)
 			next++
 			started++
 			continue
 		}
+		g.last = started == o.Txns && len(g.active) == 1
 		if len(g.active) == 0 {
 			continue
 		}
@@ -200,25 +216,29 @@ func (h *History) From(c dtx.Content, start dtx.LSN) ([]Logged, error) {
 	return out, nil
 }
 
-func (g *generator) begin(id dtx.GXID, truncates bool) {
+func (g *generator) begin(id dtx.GXID, o *Options, first bool) {
 	t := &txn{
 		gxid: id, truncate: -1, state: (*generator).lock,
 		held: map[dtx.Content]dtx.SpoolID{}, prepare: map[dtx.Content]dtx.LSN{}, stubborn: g.rnd.IntN(20) == 0,
 	}
-	if truncates && g.rnd.IntN(12) == 0 {
+	switch {
+	case o.InDoubt && first:
+		t.rows, t.forever = []int{g.free, g.free + 1}, true
+	case o.Truncates && g.rnd.IntN(12) == 0:
 		t.truncate = g.rnd.IntN(2)
 		for r := range g.rows {
 			if g.rows[r].table == t.truncate {
 				t.rows = append(t.rows, r)
 			}
 		}
-	} else {
-		a, b := g.rnd.IntN(len(g.rows)), g.rnd.IntN(len(g.rows))
+	default:
+		a, b := g.rnd.IntN(g.free), g.rnd.IntN(g.free)
 		t.rows = append(t.rows, a)
-		if a != b {
+		if a != b && (!o.OnePhase || g.rows[a].home == g.rows[b].home) {
 			t.rows = append(t.rows, b)
 		}
 		slices.Sort(t.rows)
+		t.alone = o.OnePhase
 	}
 	g.active = append(g.active, t)
 }
@@ -264,7 +284,7 @@ func (g *generator) work(t *txn) {
 		for c := range g.Segments {
 			join(dtx.Content(c))
 		}
-	case g.rnd.IntN(8) == 0: // a silent participant
+	case !t.alone && g.rnd.IntN(8) == 0: // a silent participant
 		join(dtx.Content(g.rnd.IntN(g.Segments)))
 	}
 	for c := range t.parts {
@@ -317,7 +337,7 @@ func (g *generator) prepareNext(t *txn) bool {
 }
 
 func (g *generator) decide(t *txn) bool {
-	if t.stubborn && g.rnd.IntN(60) > 0 {
+	if t.stubborn && g.rnd.IntN(60) > 0 || t.forever && !g.last {
 		return false
 	}
 	if g.rnd.IntN(15) == 0 {
