@@ -239,10 +239,10 @@ func (s *sim) restoreOld(t *testing.T, old backup) {
 	s.tgt.restore(now)
 }
 
-// A server that goes back while the daemon runs is refused at the first event that
-// shows it, and nothing is applied twice.
+// A server that goes back is refused: while the daemon runs at the first event that
+// shows it, and at the next start. Nothing is applied twice.
 func TestServerReverted(t *testing.T) {
-	seen := 0
+	seen, refused := 0, 0
 	eachSeed(t, 60, func(t *testing.T, seed uint64) {
 		s := newSim(seed, mergetest.Options{Txns: 40})
 		for _, v := range s.streams {
@@ -256,12 +256,22 @@ func TestServerReverted(t *testing.T) {
 		default:
 			t.Errorf("seed %d: %v", seed, err)
 		}
+		for c, v := range s.streams {
+			if at := s.tgt.recordedAt(c); at > firstLSN {
+				v.cutAt = at - 1
+				if _, _, err := s.loop(t.Context()); dtx.ClassOf(err) != dtx.ClassStop {
+					t.Errorf("seed %d: content %d ends at %s, before the recorded %s, and is streamed (%v)", seed, c, v.cutAt, at, err)
+				}
+				refused++
+				v.cutAt = 0
+			}
+		}
 		if err := s.ref.verdict(); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
 	})
-	if seen == 0 {
-		t.Error("no server went back")
+	if seen == 0 || refused == 0 {
+		t.Errorf("%d servers went back while running, %d before a start", seen, refused)
 	}
 }
 

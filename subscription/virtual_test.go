@@ -51,8 +51,10 @@ type vstream struct {
 	tgt   *vtarget
 	// stall keeps the stream silent between two times.
 	stallFrom, stallTo time.Time
-	// revert lets the server go back by some events once, at a reconnect.
+	// revert lets the server go back by some events once, at a reconnect; cutAt is
+	// where its log ends after it was restored from a backup, 0 when it was not.
 	revert bool
+	cutAt  dtx.LSN
 
 	mu         sync.Mutex
 	confirmed  dtx.LSN // survives restarts: it is the slot's
@@ -149,6 +151,9 @@ func (s *vstream) walEnd() dtx.LSN {
 			break
 		}
 		end = max(end, l.LSN)
+	}
+	if s.cutAt != 0 {
+		return min(end, s.cutAt)
 	}
 	return end
 }
