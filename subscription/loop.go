@@ -209,7 +209,7 @@ func (l *loop) steps(ctx context.Context, failed <-chan error) error {
 		if err := l.drain(); err != nil {
 			return err
 		}
-		if parts := l.m.eng.Drops(); len(parts) > 0 { // applied by an earlier life
+		if parts := l.m.drops(); len(parts) > 0 {
 			if err := l.o.Spool.Release(parts); err != nil {
 				return err
 			}

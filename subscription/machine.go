@@ -152,6 +152,9 @@ func (m *machine) start(c dtx.Content) dtx.LSN { return m.eng.Safe(c) }
 // pending sums up what is received and not applied.
 func (m *machine) pending() merge.Counts { return m.eng.Pending() }
 
+// drops returns parts that an earlier life applied: their spool space is free.
+func (m *machine) drops() []dtx.Part { return m.eng.Drops() }
+
 // waits describes up to n waiting dtxs, the oldest first.
 func (m *machine) waits(n int) []merge.Wait { return m.eng.Waits(n) }
 

@@ -100,7 +100,7 @@ func (r *reporter) tick(n merge.Counts, waits []merge.Wait, now time.Time) {
 		since[w.GXID] = at
 		if len(shown) < shownWaits {
 			shown = append(shown, status.Wait{
-				GXID: uint64(w.GXID), Kind: w.Kind.String(), Missing: w.Missing, Parts: w.Parts,
+				GXID: uint64(w.GXID), Kind: w.Kind.String(), Missing: w.Missing, Parts: w.Parts, Prepared: w.Prepared,
 				RecordSeen: w.RecordSeen, Blocking: w.Blocking, Since: at,
 			})
 		}

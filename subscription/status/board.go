@@ -13,13 +13,15 @@ import (
 
 // Thresholds after which a condition is called unhealthy.
 const (
-	stuckLoop    = 15 * time.Second
-	stuckTarget  = 30 * time.Second
-	stuckApply   = time.Minute
-	stuckStream  = 15 * time.Second
-	stuckWait    = 60 * time.Second
-	rateWindow   = 10 * time.Second
-	maxLagPoints = 512
+	stuckLoop   = 15 * time.Second
+	stuckTarget = 30 * time.Second
+	stuckApply  = time.Minute
+	stuckStream = 15 * time.Second
+	stuckWait   = 60 * time.Second
+	// A prepared transaction keeps the source's log and holds up nothing else.
+	stuckPrepared = 10 * time.Minute
+	rateWindow    = 10 * time.Second
+	maxLagPoints  = 512
 )
 
 // Source is what the board asks of a stream when a report is read.
@@ -311,7 +313,7 @@ func (b *Board) unhealthy(r *Report, now time.Time) []string {
 		}
 	}
 	for _, w := range r.Waits {
-		if w.Blocking && w.Seconds > stuckWait.Seconds() {
+		if w.Blocking && w.Seconds > stuckWait.Seconds() || len(w.Prepared) > 0 && w.Seconds > stuckPrepared.Seconds() {
 			out = append(out, "stuck: "+w.Line())
 		}
 	}

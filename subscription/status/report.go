@@ -136,6 +136,9 @@ type Wait struct {
 	Missing    []dtx.Content `json:"missing"`
 	Parts      []dtx.Content `json:"parts"`
 	RecordSeen bool          `json:"record_seen"`
+	// Prepared lists the contents that hold the transaction prepared, without
+	// outcome: nothing behind its PREPARE is confirmed there.
+	Prepared []dtx.Content `json:"prepared,omitempty"`
 	// Blocking is set on the transaction that the next batch waits for.
 	Blocking bool      `json:"blocking"`
 	Since    time.Time `json:"since"`

@@ -115,6 +115,15 @@ func TestWaitLine(t *testing.T) {
 	if r.Healthy {
 		t.Error("healthy although the next release has waited for 90 s")
 	}
+	w = Wait{GXID: 44, Kind: "two-phase", Prepared: []dtx.Content{0, 1}, Since: t0}
+	b.Tick(Pending{}, []Wait{w}, nil, after(11*time.Minute))
+	r = b.Report(after(11 * time.Minute))
+	if line := r.Waits[0].Line(); line != "gxid 44 is prepared on content 0, 1 and has no outcome since 2024-05-01 12:00:00Z (11m0s); the log behind it is kept there" {
+		t.Error(line)
+	}
+	if !strings.Contains(strings.Join(r.Unhealthy, "\n"), "gxid 44") {
+		t.Errorf("unhealthy: %v", r.Unhealthy)
+	}
 	w = Wait{GXID: 43, Parts: []dtx.Content{0, 2}, Since: t0}
 	if line := w.Line(); line != "gxid 43 waits for its commit record since 2024-05-01 12:00:00Z (0s); parts arrived from content 0, 2" {
 		t.Error(line)

@@ -15,6 +15,10 @@ import (
 // Line says in one line what a transaction waits for.
 func (w Wait) Line() string {
 	lasts := time.Duration(w.Seconds * float64(time.Second)).Round(time.Second)
+	if !w.RecordSeen && len(w.Prepared) > 0 {
+		return fmt.Sprintf("gxid %d is prepared on content %s and has no outcome since %s (%s); the log behind it is kept there",
+			w.GXID, contents(w.Prepared), stamp(w.Since), lasts)
+	}
 	if !w.RecordSeen {
 		return fmt.Sprintf("gxid %d waits for its commit record since %s (%s); parts arrived from content %s",
 			w.GXID, stamp(w.Since), lasts, contents(w.Parts))

@@ -87,7 +87,7 @@ func (a *Assembler) hold(ctx context.Context, out *feed.Out, t *txn, m pgoutput.
 	}
 	a.prepared[m.GID] = t
 	a.publishCounters()
-	if err := out.Event(ctx, dtx.Event{Kind: dtx.EventHold, LSN: m.PrepareLSN, Hold: t.hold}); err != nil {
+	if err := out.Event(ctx, dtx.Event{Kind: dtx.EventHold, LSN: m.PrepareLSN, Hold: t.hold, Part: dtx.Part{GXID: t.id.GXID}}); err != nil {
 		return err
 	}
 	return out.Advance(m.EndLSN)
