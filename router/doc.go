@@ -26,8 +26,7 @@
 //
 // # What values may look like
 //
-// Values are text as the server prints it, or binary as it sends it: DateStyle
-// ISO, IntervalStyle postgres, postgres_verbose or iso_8601, any TimeZone (the
+// Values are text as the server prints it: DateStyle ISO, IntervalStyle postgres, postgres_verbose or iso_8601, any TimeZone (the
 // offset is part of the text), bytea_output hex or escape, extra_float_digits 1 or
 // more (PostgreSQL 11 and older, Greenplum 6: 3; with less, text does not tell the
 // value), lc_monetary C or en_US. Text is in the encoding of the target's
@@ -47,8 +46,8 @@
 //
 // testdata/cdbhash.jsonl holds 2,432 keys with their placements on a real cluster
 // of 1 to 8 segments, testdata/legacy.jsonl 985 values with the hashes of a real
-// server's legacy functions. TestServerHashes asks a PostgreSQL server for text,
-// binary form and hash of 20,000 random values of each type, TestServerRefusals
+// server's legacy functions. TestServerHashes asks a PostgreSQL server for text
+// and hash of 20,000 random values of each type, TestServerRefusals
 // damages text and demands that both sides still agree. With CBREPL_TEST_CLUSTER_DSN
 // set, TestLegacyServerHashes does the like for the legacy functions of a
 // Greenplum server, and TestClusterPlacement compares the placement of rows with

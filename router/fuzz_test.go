@@ -2,7 +2,6 @@ package router
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -51,7 +50,6 @@ func fuzz(f *testing.F, name string, seeds []string, check func(t *testing.T, v 
 			if err == nil && i == 0 && check != nil {
 				check(t, v, h)
 			}
-			_, _ = shared[i].ValuesHash([]Value{{Data: v, Binary: true}}) // must not panic
 		}
 		if !bytes.Equal(before, v) {
 			t.Fatalf("the value was changed from %q to %q", before, v)
@@ -341,33 +339,6 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, v []byte) {
 		_, _ = r.Segment([][]byte{v, nil})
 		_, _ = r.Segment([][]byte{nil, v})
-		_, _ = r.SegmentValues([]Value{{Data: v, Binary: true}, {Data: v, Binary: true}})
-	})
-}
-
-// FuzzBinary runs malformed binary values through every type.
-func FuzzBinary(f *testing.F) {
-	var rs []*Router
-	for i := range builtins {
-		for _, typ := range []*Type{builtins[i].typ(), builtins[i].arrayType()} {
-			for _, word := range []string{"", "cdbhash"} {
-				oc, err := NamedOpclass(typ, word)
-				if err != nil {
-					continue
-				}
-				if r, err := New(Policy{Kind: Hash, NumSegments: 3, Columns: []Column{{Name: "a", Type: typ, Opclass: oc}}}); err == nil {
-					rs = append(rs, r)
-				}
-			}
-		}
-	}
-	f.Add(binary.BigEndian.AppendUint64(nil, 5))
-	f.Add([]byte{0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 23, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0, 9})
-	f.Add([]byte{0, 2, 0, 1, 0, 0, 0, 2, 0, 5, 0x10, 0})
-	f.Fuzz(func(t *testing.T, v []byte) {
-		for _, r := range rs {
-			_, _ = r.SegmentValues([]Value{{Data: v, Binary: true}})
-		}
 	})
 }
 

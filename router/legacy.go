@@ -18,7 +18,7 @@ func (n *node) legacyHash(h uint32, v []byte, s *scratch) (uint32, error) {
 	case opText, opBpchar:
 		return fnv(h, trimBlanks(v, 1)), nil
 	case opOID: // widened as a signed int4
-		x, err := parseUint32(v)
+		x, err := parseOID(v)
 		return fnv64(h, uint64(int64(int32(x)))), err
 	case opBool:
 		x, err := parseBool(v)
@@ -231,7 +231,7 @@ func (n *node) image(v []byte, s *scratch) (err error) {
 		s.u64(uint64(x))
 	case opOID:
 		var x uint32
-		x, err = parseUint32(v)
+		x, err = parseOID(v)
 		s.u32(x)
 	case opXid:
 		var x uint64

@@ -73,16 +73,15 @@ func legacyProperties() []property {
 			continue
 		}
 		p.name += "[]"
-		p.textOnly = true
 		p.gen = genArray(p.gen)
 		p.hash = fn("array")
 		p.edges = []string{"{}", "{NULL}"}
 		ps = append(ps, p)
 	}
 	return append(ps,
-		property{name: "xid[]", hash: fn("array"), textOnly: true, gen: genArray(genUint(32))},
-		property{name: "cid[]", hash: fn("array"), textOnly: true, gen: genArray(genUint(32))},
-		property{name: `"char"[]`, hash: fn("array"), textOnly: true, gen: genArray(pick("a", "b", "", "\\", " "))})
+		property{name: "xid[]", hash: fn("array"), gen: genArray(genUint(32))},
+		property{name: "cid[]", hash: fn("array"), gen: genArray(genUint(32))},
+		property{name: `"char"[]`, hash: fn("array"), gen: genArray(pick("a", "b", "", "\\", " "))})
 }
 
 // TestLegacyServerHashes is TestServerHashes for the legacy family, whose

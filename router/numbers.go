@@ -113,8 +113,10 @@ func parseUint(v []byte, hi uint64) (uint64, error) {
 	return u, nil
 }
 
-// parsePlainUint reads a number that the server reads in C notation (xid, cid,
-// xid8, a network mask): a leading zero would make it octal, or is refused.
+// parsePlainUint reads a number as servers print it, without leading zeros. Text
+// with leading zeros is refused: for some types (xid, cid, xid8, a network mask)
+// the server takes it for octal or refuses it, and for oid that depends on its
+// version: decimal up to PostgreSQL 15, octal from 16 on.
 func parsePlainUint(v []byte, hi uint64) (uint64, error) {
 	if len(v) > 1 && v[0] == '0' {
 		return 0, errSyntax
@@ -122,8 +124,9 @@ func parsePlainUint(v []byte, hi uint64) (uint64, error) {
 	return parseUint(v, hi)
 }
 
-func parseUint32(v []byte) (uint32, error) {
-	u, err := parseUint(v, math.MaxUint32)
+// parseOID reads an oid.
+func parseOID(v []byte) (uint32, error) {
+	u, err := parsePlainUint(v, math.MaxUint32)
 	return uint32(u), err
 }
 

@@ -1,14 +1,14 @@
 package router
 
 // The values that are hashed are read here from the text that a server prints,
-// and from some that only its input functions take. Package target writes them in
+// and from some that only its input functions take. Package apply writes them in
 // binary form by the same readers. An error means: not understood, or out of range.
 
 // ParseInt reads a decimal integer between lo and hi.
 func ParseInt(v []byte, lo, hi int64) (int64, error) { return parseInt(v, lo, hi) }
 
-// ParseUint32 reads an unsigned decimal integer, as of an oid.
-func ParseUint32(v []byte) (uint32, error) { return parseUint32(v) }
+// ParseOID reads an oid.
+func ParseOID(v []byte) (uint32, error) { return parseOID(v) }
 
 // ParseFloat reads a float8, or with single a float4.
 func ParseFloat(v []byte, single bool) (float64, error) { return parseFloat(v, single) }

@@ -441,25 +441,6 @@ func TestNoAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(500, func() { r.SegmentOfIdentity(k) }); n != 0 {
 		t.Errorf("identity: %v allocations a row", n)
 	}
-	vals := []Value{{Data: []byte("abc"), Binary: true}, {Data: []byte{0, 0, 0, 5}, Binary: true}}
-	if n := testing.AllocsPerRun(500, func() { _, _ = r.SegmentValues(vals) }); n != 0 {
-		t.Errorf("binary: %v allocations a row", n)
-	}
-}
-
-func TestBinaryEqualsText(t *testing.T) {
-	r := mustRouter(t, 9, "text", "int4/int4_ops", "timestamptz")
-	text, err := r.Segment(key("abc", "5", "2000-01-01 00:00:01+00"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	mixed, err := r.SegmentValues([]Value{{Data: []byte("abc")}, {Data: []byte{0, 0, 0, 5}, Binary: true}, {Data: []byte{0, 0, 0, 0, 0, 0xf, 0x42, 0x40}, Binary: true}})
-	if err != nil || mixed != text {
-		t.Errorf("segment %d, %v, want %d", mixed, err, text)
-	}
-	if _, err := r.SegmentValues([]Value{{}, {Data: []byte{5}, Binary: true}, {}}); err == nil || !strings.Contains(err.Error(), "c2") {
-		t.Errorf("a short int4: %v", err)
-	}
 }
 
 func TestExplain(t *testing.T) {

@@ -202,7 +202,7 @@ func (s *scratch) oidVector(v []byte) error {
 		if w, v = nextWord(v); len(w) == 0 {
 			return nil
 		}
-		x, err := parseUint32(w)
+		x, err := parseOID(w)
 		if err != nil {
 			return err
 		}
@@ -270,7 +270,7 @@ func parseTid(v []byte) (t [6]byte, err error) {
 		if c != ',' {
 			continue
 		}
-		block, err := parseUint32(v[:i])
+		block, err := parseUint(v[:i], math.MaxUint32)
 		if err != nil {
 			return t, err
 		}

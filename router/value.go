@@ -42,7 +42,7 @@ func (n *node) hash(v []byte, s *scratch) (uint32, error) {
 		x, err := parseChar(v)
 		return hashUint32(uint32(int8(x))), err
 	case opOID:
-		x, err := parseUint32(v)
+		x, err := parseOID(v)
 		return hashUint32(x), err
 	case opXid:
 		x, err := parsePlainUint(v, math.MaxUint32)

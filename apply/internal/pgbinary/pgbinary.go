@@ -125,7 +125,7 @@ func encodeInt2(dst, text []byte) ([]byte, bool) {
 }
 
 func encodeOID(dst, text []byte) ([]byte, bool) {
-	n, err := router.ParseUint32(text)
+	n, err := router.ParseOID(text)
 	return binary.BigEndian.AppendUint32(dst, n), err == nil
 }
 
