@@ -28,9 +28,9 @@ type Table struct {
 	Kind         TableKind
 	// Columns are the live columns in attribute order.
 	Columns []Column
-	// Uniques are the valid, ready unique indexes and exclusion constraints, the
-	// primary key first. Of a partition root, those of its partitions alone count
-	// too.
+	// Uniques are the unique indexes and exclusion constraints that the server
+	// enforces, the primary key first. Of a partition root, those of its partitions
+	// alone count too, and so does an index that is not valid: new rows are checked.
 	Uniques []Unique
 	// Policy places rows; its columns name target columns. A coordinator-driven
 	// target fills it for what SQL needs to know; the server places the rows.
@@ -50,7 +50,18 @@ type Column struct {
 	// explicit cast to a type with modifier, or to a domain over one, would
 	// truncate without a word.
 	CastType string
-	NotNull  bool
+	// CastVia is the string type through which text is cast to CastType, "" for
+	// directly; PrintVia is the one that a value is printed through, "" for text. A
+	// cast that somebody defined between text and the type is not its input or output
+	// function: those serve between types that have no cast.
+	CastVia, PrintVia string
+	// CompareType is CastType with the column's modifier, where a value prints
+	// otherwise once the column holds it (1 as 1.00 in a numeric(14,2)); else empty.
+	CompareType string
+	// TrailingBlanks is set for bpchar without a length: it keeps trailing blanks,
+	// which its equality ignores.
+	TrailingBlanks bool
+	NotNull        bool
 	// HasDefault tells that an INSERT may leave the column out although it is not
 	// null: it has a default or is an identity.
 	HasDefault bool
@@ -68,10 +79,12 @@ type Unique struct {
 	// Columns are the key columns in key order, as indexes into Table.Columns;
 	// expressions are left out. INCLUDE columns do not count.
 	Columns []int
-	// Reads lists every column that keys, expressions and predicate read,
-	// ascending.
+	// Reads lists every column that decides whether rows violate it, ascending: what
+	// keys, expressions and predicate read, what generated columns among them are
+	// computed from, and for an index of one partition the partition key.
 	Reads []int
-	// Plain is set when the keys are columns only and there is no predicate.
+	// Plain is set when the keys are columns only, there is no predicate, and the
+	// index covers all rows of the table (it is valid, and not one partition's).
 	Plain      bool
 	Primary    bool
 	Exclusion  bool

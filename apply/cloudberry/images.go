@@ -155,7 +155,7 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 	}
 	for _, i := range g.anchors {
 		c := set.Cols[i]
-		q.WriteString(" AND " + pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
+		q.WriteString(" AND " + pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + r.cast(t, c, "k", i))
 	}
 	if len(g.anchors) == 0 && r.from != "" {
 		// Nothing to hash by: one text of all columns, each marked and with its
@@ -164,7 +164,7 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 		for i, c := range set.Cols {
 			if !slices.Contains(g.nulls, i) {
 				row = append(row, marked(&t.Columns[c], "t."+pgside.Column(t, c)))
-				val = append(val, marked(&t.Columns[c], pgside.Cast(t, c, r.ref("k", i))))
+				val = append(val, marked(&t.Columns[c], pgside.Stored(t, c, r.cast(t, c, "k", i))))
 			}
 		}
 		if len(row) > 0 {
@@ -176,14 +176,14 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 		if slices.Contains(g.nulls, i) || slices.Contains(g.anchors, i) && pgside.Exact(&t.Columns[c]) {
 			continue
 		}
-		q.WriteString(" AND " + pgside.Same(t, c, "t", r.ref("k", i)))
+		q.WriteString(" AND " + pgside.Same(t, c, "t", r.cast(t, c, "k", i)))
 	}
 }
 
 // marked prints a value so that values put together are told apart, NULL from
 // every text.
 func marked(c *catalog.Column, expr string) string {
-	text := pgside.AsText(pgside.Printed(c, expr))
+	text := pgside.AsText(c, pgside.Printed(c, expr))
 	return "coalesce(pg_catalog.length(" + text + ") || ':' || " + text + ", 'n')"
 }
 

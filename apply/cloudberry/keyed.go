@@ -220,7 +220,7 @@ func (b *backend) updateHeap(ctx context.Context, f *tableFacts, op *apply.Updat
 			if i > 0 {
 				q.WriteString(", ")
 			}
-			q.WriteString(pgside.Column(t, c) + " = " + pgside.Cast(t, c, r.ref("s", i)))
+			q.WriteString(pgside.Column(t, c) + " = " + r.cast(t, c, "s", i))
 		}
 		if r.from != "" {
 			q.WriteString(" FROM " + r.from)

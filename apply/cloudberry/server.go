@@ -71,6 +71,9 @@ func (s *server) connect(ctx context.Context, appName string, o *Options) error 
 		return faults.Connect(opConnect, s.String(), err)
 	}
 	s.conn, s.facts = conn, facts{}
+	if err := pgside.PinValues(ctx, s.conn); err != nil {
+		return fail(opConnect, s.String(), err)
+	}
 	if err := s.probe(ctx); err != nil {
 		return err
 	}
@@ -133,21 +136,10 @@ func (s *server) probe(ctx context.Context) error {
 	return nil
 }
 
-// needed are the settings of every session that every server has. A worker process
-// on a segment gets those that are set by a statement, not all of those that are
-// sent at connection start: so they are set by a statement.
+// needed are the settings of every session that every server has, besides those that
+// decide what text means (pgside.PinValues). They are set by a statement: a worker
+// process on a segment gets those, not all of those that are sent at connection start.
 var needed = [][2]string{
-	// Every value is written and compared as the source printed it, whatever the
-	// server, the role or the environment defaults to.
-	{"datestyle", "ISO, YMD"},
-	{"intervalstyle", "postgres"},
-	{"bytea_output", "hex"},
-	{"extra_float_digits", "3"},
-	{"quote_all_identifiers", "off"}, // format_type prints type names; both sides must print alike
-	{"xmloption", "content"},
-	{"search_path", "pg_catalog"},
-	{"timezone", "UTC"},
-	{"standard_conforming_strings", "on"},
 	{"default_transaction_isolation", "read committed"},
 	{"default_transaction_read_only", "off"},
 	{"client_min_messages", "error"},

@@ -54,6 +54,8 @@ type rowset struct {
 	ord string
 	// params are the names of the parameters of a single row, by set and column.
 	params map[string]string
+	// typed is set when the columns have the target's types, not text.
+	typed bool
 }
 
 // ref is column i of the set called name.
@@ -63,6 +65,14 @@ func (r *rowset) ref(name string, i int) string {
 		return r.params[col]
 	}
 	return "v." + col
+}
+
+// cast is column i of the set called name as a value of column c of t.
+func (r *rowset) cast(t *catalog.Table, c int, name string, i int) string {
+	if r.typed {
+		return r.ref(name, i)
+	}
+	return pgside.Cast(t, c, r.ref(name, i))
 }
 
 // single is one row of parameters: a statement without a join, which the
@@ -97,7 +107,7 @@ func (q *query) keysMatch(t *catalog.Table, keys apply.Set, r *rowset) {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
-		q.WriteString(pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + pgside.Cast(t, c, r.ref("k", i)))
+		q.WriteString(pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " " + r.cast(t, c, "k", i))
 	}
 }
 
@@ -107,7 +117,7 @@ func (q *query) allSame(t *catalog.Table, s apply.Set, r *rowset) {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
-		q.WriteString(pgside.Same(t, c, "t", r.ref("g", i)))
+		q.WriteString(pgside.Same(t, c, "t", r.cast(t, c, "g", i)))
 	}
 }
 
@@ -137,5 +147,5 @@ func (q *query) columns(t *catalog.Table, cols []int) {
 // anyOf is a condition that an index can serve on any storage: column c has one
 // of the values.
 func (q *query) anyOf(t *catalog.Table, c int, v *apply.Vec) string {
-	return pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + q.vec(v) + "::" + t.Columns[c].CastType + "[])"
+	return pgside.Operand(t, c, "t") + " " + pgside.Equals(&t.Columns[c]) + " ANY (" + pgside.CastList(t, c, q.vec(v)) + ")"
 }

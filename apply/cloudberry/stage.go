@@ -83,7 +83,7 @@ func (b *backend) stage(ctx context.Context, f *tableFacts, n int, sets ...named
 		return nil, err
 	}
 	b.t.count(func(s *Stats) { s.Staged++ })
-	return &rowset{from: "pg_temp." + s.name + " AS v", ord: "v.o"}, nil
+	return &rowset{from: "pg_temp." + s.name + " AS v", ord: "v.o", typed: true}, nil
 }
 
 // stageStorage makes a stage a heap table whatever the default storage is.

@@ -103,23 +103,13 @@ func (q *query) keysMatch(t *catalog.Table, keys apply.Set) {
 	}
 }
 
-// same is a condition: column c prints as the value does, NULL as NULL. The
-// session prints floating-point values exactly.
-func same(t *catalog.Table, c int, v string) string {
-	col, val := pgside.Operand(t, c, "t"), pgside.Cast(t, c, v)
-	if pgside.Exact(&t.Columns[c]) {
-		return col + " IS NOT DISTINCT FROM " + val
-	}
-	return pgside.AsText(col) + " IS NOT DISTINCT FROM " + pgside.AsText(val)
-}
-
 // allSame is a condition: the row does not differ from s in any column.
 func (q *query) allSame(t *catalog.Table, s apply.Set, name string) {
 	for i, c := range s.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
 		}
-		q.WriteString(same(t, c, "v."+name+strconv.Itoa(i)))
+		q.WriteString(pgside.Same(t, c, "t", pgside.Cast(t, c, "v."+name+strconv.Itoa(i))))
 	}
 }
 
@@ -203,10 +193,10 @@ func (q *query) deleteByList(op *apply.DeleteOp) bool {
 	if b := col.Type.Base(); b == nil || b.Kind == router.ArrayType {
 		return false
 	}
-	key, equals, list := pgside.Operand(t, c, "t"), pgside.Equals(col), col.CastType+"[]"
+	key, equals := pgside.Operand(t, c, "t"), pgside.Equals(col)
 	keys := q.param(op.Keys.Vals[0])
-	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s::%s)::%s) RETURNING %s AS k)",
-		pgside.Only(t), key, equals, keys, list, list, key)
+	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s)::%s[]) RETURNING %s AS k)",
+		pgside.Only(t), key, equals, pgside.CastList(t, c, keys), col.CastType, key)
 	if op.Partial {
 		q.WriteString(" SELECT count(*) FROM d")
 		return true
@@ -251,7 +241,7 @@ func (q *query) updateByKey(op *apply.UpdateOp) {
 
 // deleteImages finds rows by every column. Columns that are exact and not NULL
 // in any image compare by =, so that an index on one of them can serve; the
-// others by their text, with NULL as empty text that is told apart, which a
+// others by what they print, with NULL as empty text that is told apart, which a
 // hash join can take, too.
 func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
 	t := op.Table
@@ -263,13 +253,11 @@ func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
 	}
 	q.WriteString("WITH v AS MATERIALIZED (SELECT v.o, v.n0::bigint AS n")
 	for i, c := range op.Image.Cols {
-		k := "v.k" + strconv.Itoa(i)
+		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
 		if !pgside.Exact(&t.Columns[c]) {
-			q.WriteString(", " + pgside.AsText(pgside.Cast(t, c, k)))
-		} else {
-			q.WriteString(", " + pgside.Cast(t, c, k))
+			val = pgside.Printed(&t.Columns[c], pgside.Stored(t, c, val))
 		}
-		q.WriteString(" AS k" + strconv.Itoa(i))
+		q.WriteString(", " + val + " AS k" + strconv.Itoa(i))
 	}
 	q.WriteString(" FROM ")
 	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*apply.Vec{&counts}})
@@ -277,14 +265,18 @@ func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
 	for i, c := range op.Image.Cols {
 		q.WriteString(" AND ")
 		col, val := pgside.Operand(t, c, "t"), "v.k"+strconv.Itoa(i)
-		switch ex := pgside.Exact(&t.Columns[c]); {
-		case ex && !op.Image.Vals[i].HasNull():
+		exact := pgside.Exact(&t.Columns[c])
+		if exact && !op.Image.Vals[i].HasNull() {
 			q.WriteString(col + " = " + val)
-		case ex:
-			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + pgside.AsText(val) + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
-		default: // of the text: a composite value IS NULL when its fields are
-			q.WriteString("coalesce(" + pgside.AsText(col) + ", '') = coalesce(" + val + ", '') AND (" + pgside.AsText(col) + " IS NULL) = (" + val + " IS NULL)")
+			continue
 		}
+		// What is printed is NULL where the value is; a composite value IS NULL when its
+		// fields are.
+		col = pgside.Printed(&t.Columns[c], col)
+		if exact {
+			val = pgside.Printed(&t.Columns[c], val)
+		}
+		q.WriteString("coalesce(" + col + ", '') = coalesce(" + val + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
 	}
 	q.WriteString(")")
 	body := func() {

@@ -45,25 +45,9 @@ func newNode(name string, index int, dsn string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Every value is written as the source printed it, whatever the server, the
-	// role or the environment defaults to.
-	for k, v := range map[string]string{
-		"client_encoding":             "UTF8",
-		"datestyle":                   "ISO, YMD",
-		"intervalstyle":               "postgres",
-		"bytea_output":                "hex",
-		"extra_float_digits":          "3",
-		"xmloption":                   "content",
-		"search_path":                 "pg_catalog",
-		"timezone":                    "UTC",
-		"standard_conforming_strings": "on",
-		// Names of types are compared as printed.
-		"quote_all_identifiers": "off",
-		// Statements over many rows look expensive and would be compiled each time.
-		"jit": "off",
-	} {
-		cfg.RuntimeParams[k] = v
-	}
+	cfg.RuntimeParams["client_encoding"] = "UTF8"
+	// Statements over many rows look expensive and would be compiled each time.
+	cfg.RuntimeParams["jit"] = "off"
 	return &node{name: name, index: index, cfg: cfg}, nil
 }
 
@@ -90,6 +74,9 @@ type settings struct {
 
 // prepareSession makes the session's settings and reads the server's facts.
 func (n *node) prepareSession(ctx context.Context, s settings) error {
+	if err := pgside.PinValues(ctx, n.conn); err != nil {
+		return fail("connect to target", n.String(), err)
+	}
 	ms := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 	_, err := n.query(ctx, `
 		SELECT set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),

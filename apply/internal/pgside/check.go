@@ -47,6 +47,14 @@ func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table, 
 		if c < 0 || col.Generated || t.Columns[c].Generated {
 			continue
 		}
+		if t.Columns[c].CastVia == noVia || t.Columns[c].PrintVia == noVia {
+			errs = append(errs, &dtx.Error{
+				Op: op, Relation: t.String(), Class: dtx.ClassStop,
+				Hint: "Drop one of the casts between this type and text, varchar and bpchar, or declare it WITH INOUT",
+				Msg:  fmt.Sprintf("column %s is %s on the target, and casts of its own hide the type's input or output function", strconv.Quote(col.Name), typeNames[c]),
+			})
+			continue
+		}
 		ok, why := RoundTrips(col.TypeName, baseNames[c])
 		if !ok { // the source's domain under its own name
 			ok, _ = RoundTrips(col.TypeName, typeNames[c])

@@ -37,9 +37,32 @@ func Only(t *catalog.Table) string {
 	return "ONLY " + TableName(t)
 }
 
-// Cast is a value as the column's type. Casting is per value: that takes any
+// Cast is a text value as the column's type. Casting is per value: that takes any
 // type, arrays of arrays included, exactly as its input function does.
-func Cast(t *catalog.Table, c int, v string) string { return v + "::" + t.Columns[c].CastType }
+func Cast(t *catalog.Table, c int, v string) string {
+	col := &t.Columns[c]
+	return v + via(col.CastVia) + "::" + col.CastType
+}
+
+// CastList is a text[] value as an array of the column's type.
+func CastList(t *catalog.Table, c int, v string) string {
+	col := &t.Columns[c]
+	if col.CastVia != "" {
+		v += "::" + col.CastVia + "[]"
+	}
+	return v + "::" + col.CastType + "[]"
+}
+
+func via(typ string) string {
+	if typ == "" {
+		return ""
+	}
+	return "::" + typ
+}
+
+// Stored is a value, cast to the column's type, as it prints once the column holds
+// it.
+func Stored(t *catalog.Table, c int, v string) string { return v + via(t.Columns[c].CompareType) }
 
 // Equals is the equality operator of a column's type. The search path holds
 // pg_catalog only; a type of another schema has its operator there, too.
@@ -62,13 +85,13 @@ var exactTypes = map[uint32]bool{
 
 // hashedTypes are the types of pg_catalog, besides the exact ones, whose equality
 // can be hashed and holds for values that print alike.
-var hashedTypes = map[uint32]bool{700: true, 701: true, 1186: true, 1700: true, 3802: true}
+var hashedTypes = map[uint32]bool{700: true, 701: true, 1042: true, 1186: true, 1700: true, 3802: true}
 
 // Exact reports whether the values of a column are equal exactly when they print
 // alike.
 func Exact(c *catalog.Column) bool {
 	t := c.Type.Base()
-	if t == nil || c.Nondeterministic {
+	if t == nil || c.Nondeterministic || c.TrailingBlanks {
 		return false
 	}
 	return t.Kind == router.EnumType || t.Kind == router.BaseType && exactTypes[t.OID]
@@ -87,17 +110,24 @@ func Hashed(c *catalog.Column) bool {
 	return Exact(c) || t.Kind == router.BaseType && hashedTypes[t.OID]
 }
 
-// AsText prints a column or value for comparison, byte by byte.
-func AsText(expr string) string { return "(" + expr + `)::pg_catalog.text COLLATE "C"` }
-
 // Printed is an expression that is equal for two values of a column exactly when
-// they print alike. Floating-point values are taken in their binary form: how many
-// digits they print is a setting that worker processes of a cluster may not share.
+// they print alike: their text, byte by byte, or their binary form. Floating-point
+// values are taken in that: how many digits they print is a setting that worker
+// processes of a cluster may not share. So is bpchar without a length, whose text
+// loses blanks; with one they say nothing.
 func Printed(c *catalog.Column, expr string) string {
+	if c.TrailingBlanks {
+		return "pg_catalog.bpcharsend(" + expr + ")"
+	}
 	if f := sendFunction(c.Type); f != "" {
 		return "pg_catalog." + f + "(" + expr + ")"
 	}
-	return AsText(expr)
+	return AsText(c, expr)
+}
+
+// AsText prints a column or value through the type's output function.
+func AsText(c *catalog.Column, expr string) string {
+	return "(" + expr + ")" + via(c.PrintVia) + `::pg_catalog.text COLLATE "C"`
 }
 
 // floatSend are the binary output functions of types that are made of
@@ -142,13 +172,13 @@ func hasFloats(t *router.Type) bool {
 }
 
 // Same is a condition: the row's column (row names the table) prints as the
-// value does, NULL as NULL.
+// value, cast to the column's type, does; NULL as NULL.
 func Same(t *catalog.Table, c int, row, v string) string {
-	col, val := Operand(t, c, row), Cast(t, c, v)
+	col := Operand(t, c, row)
 	if Exact(&t.Columns[c]) {
-		return col + " IS NOT DISTINCT FROM " + val
+		return col + " IS NOT DISTINCT FROM " + v
 	}
-	return Printed(&t.Columns[c], col) + " IS NOT DISTINCT FROM " + Printed(&t.Columns[c], val)
+	return Printed(&t.Columns[c], col) + " IS NOT DISTINCT FROM " + Printed(&t.Columns[c], Stored(t, c, v))
 }
 
 // UniqueKeys reports whether no two rows can match one key.

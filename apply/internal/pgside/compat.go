@@ -53,6 +53,27 @@ func (p printedType) modAt(i, def int) int {
 	return def
 }
 
+// compareType is CompareType of a column of the type that format_type printed.
+func compareType(printed string) string {
+	p := parsePrinted(printed)
+	name := map[string]string{"numeric": "pg_catalog.numeric"}[p.base]
+	if p.array && p.base == "character" { // by itself it is compared without its blanks
+		name = "pg_catalog.bpchar"
+	}
+	if name == "" || len(p.mods) == 0 {
+		return ""
+	}
+	mods := make([]string, len(p.mods))
+	for i, m := range p.mods {
+		mods[i] = strconv.Itoa(m)
+	}
+	name += "(" + strings.Join(mods, ", ") + ")"
+	if p.array {
+		name += "[]"
+	}
+	return name
+}
+
 const (
 	unbounded        = 1 << 30
 	defaultPrecision = 6 // of times and intervals

@@ -22,11 +22,36 @@ type typeRow struct {
 	baseName, extension string
 	notNull, hasDefault bool
 	fields              []uint32
+	// castVia and printVia are as in catalog.Column; noVia when no way is known to
+	// call the type's input or output function.
+	castVia, printVia string
 }
 
 // refs lists the types that t is made of; 0 stands for none.
 func (t *typeRow) refs() []uint32 {
 	return append([]uint32{t.elem, t.base, t.rangeSubtype, t.multirangeOf}, t.fields...)
+}
+
+// noVia stands for no string type at all.
+const noVia = "none"
+
+// What viaSQL may choose besides text. A value that is printed through bpchar would
+// lose blanks.
+const (
+	printVia = "('varchar', 1043::oid, 2)"
+	castVia  = printVia + ", ('bpchar', 1042::oid, 3)"
+)
+
+// viaSQL chooses a string type between which and t there is no cast, or one that
+// does what input and output functions do: it only relabels, is declared WITH INOUT,
+// or is built in. The built-in casts to regclass are not its input function.
+func viaSQL(from, to, others string) string {
+	return `coalesce((
+		SELECT CASE v.name WHEN 'text' THEN '' ELSE 'pg_catalog.' || v.name END
+		FROM (VALUES ('text', 25::oid, 1), ` + others + `) v(name, via, n)
+		LEFT JOIN pg_cast k ON k.castsource = ` + from + ` AND k.casttarget = ` + to + `
+		WHERE k.oid IS NULL OR k.castmethod IN ('b', 'i') OR k.oid < 16384 AND k.casttarget <> 2205
+		ORDER BY k.oid IS NOT NULL AND k.castmethod <> 'i', v.n LIMIT 1), '` + noVia + `')`
 }
 
 // typesSQL reads typeRows by an array of OIDs. Servers before PostgreSQL 14 have
@@ -43,7 +68,8 @@ func typesSQL(multiranges bool) string {
 		       format_type(t.typbasetype, t.typtypmod), coalesce(e.extname, ''), t.typnotnull, t.typdefault IS NOT NULL,
 		       array_to_string(ARRAY(SELECT a.atttypid FROM pg_attribute a
 		                             WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-		                             ORDER BY a.attnum), ',')
+		                             ORDER BY a.attnum), ','),
+		       ` + viaSQL("v.via", "t.oid", castVia) + `, ` + viaSQL("t.oid", "v.via", printVia) + `
 		FROM pg_type t
 		JOIN pg_namespace s ON s.oid = t.typnamespace
 		LEFT JOIN pg_range r ON r.rngtypid = t.oid ` + join + `
@@ -61,6 +87,7 @@ func parseTypeRow(r [][]byte) *typeRow {
 	for _, f := range SplitList(r[12]) {
 		t.fields = append(t.fields, OID([]byte(f)))
 	}
+	t.castVia, t.printVia = string(r[13]), string(r[14])
 	return t
 }
 
@@ -116,7 +143,8 @@ func ReadTypes(op, where string, types []uint32, multiranges bool, query func(sq
 type ColumnType struct {
 	Type *router.Type
 	// Cast is what text is cast to: qualified, quoted, domains looked through.
-	Cast string
+	// CastVia and PrintVia are as in catalog.Column.
+	Cast, CastVia, PrintVia string
 	// domain is set when the type is a domain; base is its base type as
 	// format_type prints it, modifier included.
 	domain bool
@@ -137,7 +165,7 @@ func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
 		t = found[t.base]
 	}
 	if t != nil {
-		out.Cast = t.qualified
+		out.Cast, out.CastVia, out.PrintVia = t.qualified, t.castVia, t.printVia
 	}
 	return out
 }
@@ -181,7 +209,7 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c catalog.Column, printed, base string) {
 	ty := types[OID(r[3])]
 	c = catalog.Column{
-		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast,
+		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast, CastVia: ty.CastVia, PrintVia: ty.PrintVia,
 		NotNull:          string(r[4]) == "t" || ty.NotNull,
 		Generated:        string(r[7]) != "",
 		IdentityAlways:   string(r[6]) == "a",
@@ -193,5 +221,7 @@ func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c catalog.Column, print
 	if ty.domain {
 		base = ty.base
 	}
+	c.CompareType = compareType(base)
+	c.TrailingBlanks = base == "bpchar"
 	return c, printed, base
 }
