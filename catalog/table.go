@@ -89,6 +89,8 @@ type Unique struct {
 	Primary    bool
 	Exclusion  bool
 	Deferrable bool
+	// OnePartition is set for an index of one partition of the table alone.
+	OnePartition bool
 }
 
 // String prints schema.name.

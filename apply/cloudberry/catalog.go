@@ -45,10 +45,10 @@ type tableFacts struct {
 	// typeNames are the columns' types as format_type prints them, modifier
 	// included; baseNames the same with domains looked through.
 	typeNames, baseNames []string
-	// missing lists the privileges that the role lacks, firing the triggers and
-	// rules that fire unless the session runs as replica.
+	// missing lists the privileges that the role lacks.
 	missing []string
-	firing  string
+	// hazards are triggers, rules and storage that would harm rows; nil for none.
+	hazards *pgside.Hazards
 	// rowSecurity is set when policies would hide rows from the role.
 	rowSecurity bool
 	// changed is set once rows were updated or deleted.
@@ -128,12 +128,6 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
 		                             WHERE NOT has_table_privilege(c.oid, p)), ','),
 		       has_schema_privilege(n.oid, 'USAGE'),
-		       array_to_string(ARRAY(
-		           SELECT 'trigger ' || quote_ident(t.tgname) FROM pg_trigger t
-		           WHERE t.tgrelid = c.oid AND t.tgenabled = 'O' AND NOT t.tgisinternal
-		           UNION ALL
-		           SELECT 'rule ' || quote_ident(r.rulename) FROM pg_rewrite r
-		           WHERE r.ev_class = c.oid AND r.ev_enabled = 'O' AND r.ev_type <> '1'), ', '),
 		       p.policytype, p.numsegments, array_to_string(p.distkey::int2[], ','), array_to_string(p.distclass::oid[], ',')
 		FROM unnest($1::text[], $2::text[]) u(s, t)
 		JOIN pg_namespace n ON n.nspname = u.s
@@ -149,14 +143,13 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 	for _, r := range rows {
 		f := &tableFacts{
 			Table: &catalog.Table{Schema: string(r[0]), Name: string(r[1])}, oid: pgside.OID(r[2]),
-			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]), firing: string(r[8]),
+			leaves: map[string]*leaf{}, rowSecurity: string(r[5]) == "t", missing: pgside.SplitList(r[6]),
 		}
 		if string(r[7]) != "t" {
 			f.missing = append(f.missing, pgside.SchemaUsage(f.Schema))
 		}
-		ts.fires = ts.fires || f.firing != ""
-		f.setKind(string(r[3]), string(r[4]), r[9] != nil)
-		policies[f.oid] = [4]string{string(r[9]), string(r[10]), string(r[11]), string(r[12])}
+		f.setKind(string(r[3]), string(r[4]), r[8] != nil)
+		policies[f.oid] = [4]string{string(r[8]), string(r[9]), string(r[10]), string(r[11])}
 		ts.byName[f.QualifiedName()] = f
 		ts.byOID[f.oid] = f
 		oids = append(oids, string(r[2]))
@@ -173,6 +166,9 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 		return nil, err
 	}
 	if err := readIndexes(ctx, s, all, ts, attrs); err != nil {
+		return nil, err
+	}
+	if err := readHazards(ctx, s, all, ts); err != nil {
 		return nil, err
 	}
 	return ts, readPolicies(ctx, s, ts, attrs, policies)

@@ -98,24 +98,51 @@ func readPartitionKeys(ctx context.Context, s *server, ts *tables, attrs map[att
 		}
 		return nil
 	}
-	// Every level has its own key, in its own numbers. An expression stands as 0;
-	// the columns that it reads are among what the relation depends on.
-	rows, err := s.query(ctx, partsSQL+`
-		SELECT p.root, a.attname FROM parts p
-		JOIN pg_partitioned_table t ON t.partrelid = p.rel
-		JOIN pg_attribute a ON a.attrelid = p.rel AND a.attnum > 0 AND NOT a.attisdropped
-		WHERE a.attnum = ANY (t.partattrs::int2[])
-		   OR 0 = ANY (t.partattrs::int2[]) AND EXISTS (
-			SELECT 1 FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = p.rel AND d.objsubid = 0
-			AND d.refclassid = 'pg_class'::regclass AND d.refobjid = p.rel AND d.refobjsubid = a.attnum)`, roots)
+	keys, err := pgside.ReadPartitionKeys(roots, s.catalogueQuery(ctx))
 	if err != nil {
-		return fail(opCatalogue, s.String(), err)
+		return err
 	}
-	for _, r := range rows {
-		f := ts.byOID[pgside.OID(r[0])]
-		pin(f, f.Column(string(r[1])))
+	for oid, names := range keys {
+		for _, name := range names {
+			pin(ts.byOID[oid], ts.byOID[oid].Column(name))
+		}
 	}
 	return nil
+}
+
+// readHazards fills what would harm rows, and completes what unique indexes read.
+func readHazards(ctx context.Context, s *server, oids string, ts *tables) error {
+	query := s.catalogueQuery(ctx)
+	var generated map[uint32]map[string][]string
+	var err error
+	if s.facts.has("pg_attribute.attgenerated") {
+		if generated, err = pgside.ReadGenerated(oids, query); err != nil {
+			return err
+		}
+	}
+	facts := pgside.HazardFacts{IsPartition: pgside.DeclarativePartition}
+	if s.facts.has("pg_partition.parrelid") {
+		facts.IsPartition = "EXISTS (SELECT 1 FROM pg_partition_rule q WHERE q.parchildrelid = h.inhrelid)"
+	}
+	hazards, err := pgside.ReadHazards(facts, oids, query)
+	if err != nil {
+		return err
+	}
+	for oid, f := range ts.byOID {
+		f.hazards = hazards[oid]
+		ts.fires = ts.fires || f.hazards != nil && len(f.hazards.Origin) > 0
+		// The partition key is pinned.
+		pgside.CompleteReads(f.Table, pgside.UniqueFacts{Generated: generated[oid]})
+	}
+	return nil
+}
+
+// catalogueQuery runs a statement about some tables.
+func (s *server) catalogueQuery(ctx context.Context) func(sql, oids string) ([][][]byte, error) {
+	return func(sql, oids string) ([][][]byte, error) {
+		rows, err := s.query(ctx, sql, oids)
+		return rows, fail(opCatalogue, s.String(), err)
+	}
 }
 
 // readIndexes fills the unique indexes and exclusion constraints of every table,
@@ -137,13 +164,13 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 		           SELECT DISTINCT d.refobjsubid FROM pg_depend d
 		           WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
 		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ','),
-		       i.indisunique OR i.indisexclusion, i.indpred IS NULL AND m.amname IN ('btree', 'hash', 'bitmap')
+		       i.indisunique OR i.indisexclusion, i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash', 'bitmap'), i.indisvalid
 		FROM parts p
 		JOIN pg_index i ON i.indrelid = p.rel
 		JOIN pg_class x ON x.oid = i.indexrelid
 		JOIN pg_am m ON m.oid = x.relam
 		LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.contype IN ('p', 'u', 'x')
-		WHERE i.indisvalid AND i.indisready AND (i.indisunique OR i.indisexclusion OR p.root = p.rel) `+attached+`
+		WHERE i.indisready AND (i.indisunique OR i.indisexclusion OR i.indisvalid AND p.root = p.rel) `+attached+`
 		ORDER BY p.root, i.indisprimary DESC, p.rel <> p.root, x.relname`, oids)
 	if err != nil {
 		return fail(opCatalogue, s.String(), err)
@@ -186,8 +213,9 @@ func (f *tableFacts) addUnique(r [][]byte, rel uint32, fields []string, column f
 	u := catalog.Unique{
 		Name: string(r[2]), Primary: string(r[3]) == "t" && rel == f.oid,
 		Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
-		// An index of one partition does not make a row of the root unique.
-		Plain: columnsOnly && rel == f.oid,
+		// An index of one partition does not make a row of the root unique, nor does
+		// one that is not valid: it is enforced, but may lack older rows.
+		Plain: columnsOnly && rel == f.oid && string(r[11]) == "t", OnePartition: rel != f.oid,
 	}
 	reads := map[int]bool{}
 	for _, n := range fields {

@@ -122,8 +122,8 @@ func (t *Target) checkRole(ts *tables) []error {
 	}
 	var fires []string
 	for name, f := range ts.byName {
-		if f.firing != "" && f.problem == "" {
-			fires = append(fires, fmt.Sprintf("%s (%s)", name, f.firing))
+		if f.hazards != nil && len(f.hazards.Origin) > 0 && f.problem == "" {
+			fires = append(fires, fmt.Sprintf("%s (%s)", name, strings.Join(f.hazards.Origin, ", ")))
 		}
 	}
 	slices.Sort(fires)
@@ -153,6 +153,7 @@ func (t *Target) checkTable(f *tableFacts) []error {
 		return []error{tableProblem(f, f.remedy, "rows cannot be written to it: %s", f.problem)}
 	}
 	errs := pgside.CheckAccess(opCatalogue, f.Table, t.srv.facts.role, "", f.missing, f.rowSecurity)
+	errs = append(errs, pgside.CheckHazards(opCatalogue, f.Table, "", f.hazards, t.srv.facts.replicaRole)...)
 	for _, u := range f.Uniques {
 		if u.Deferrable {
 			errs = append(errs, tableProblem(f, "Create it NOT DEFERRABLE on the target: rows that swap unique values are written so that it holds at every moment",

@@ -28,8 +28,8 @@ type foundTable struct {
 	typeNames, baseNames []string
 	// missing lists the privileges that the role lacks.
 	missing []string
-	// firing lists triggers and rules that fire unless the session runs as replica.
-	firing string
+	// hazards are triggers, rules and storage that would harm rows; nil for none.
+	hazards *pgside.Hazards
 	// rowSecurity is set when policies would hide rows from the role.
 	rowSecurity bool
 }
@@ -53,14 +53,7 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 		SELECT s.nspname, c.relname, c.oid, c.relkind, row_security_active(c.oid),
 		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
 		                             WHERE NOT has_table_privilege(c.oid, p)), ','),
-		       has_schema_privilege(s.oid, 'USAGE'),
-		       array_to_string(ARRAY(
-		           SELECT CASE WHEN t.tgisinternal THEN 'foreign key ' || quote_ident(k.conname) ELSE 'trigger ' || quote_ident(t.tgname) END
-		           FROM pg_trigger t LEFT JOIN pg_constraint k ON k.oid = t.tgconstraint
-		           WHERE t.tgrelid = c.oid AND t.tgenabled = 'O' AND (NOT t.tgisinternal OR k.contype = 'f')
-		           UNION
-		           SELECT 'rule ' || quote_ident(r.rulename) FROM pg_rewrite r
-		           WHERE r.ev_class = c.oid AND r.ev_enabled = 'O' AND r.ev_type <> '1'), ', ')
+		       has_schema_privilege(s.oid, 'USAGE')
 		FROM unnest($1::text[], $2::text[]) u(s, t)
 		JOIN pg_namespace s ON s.nspname = u.s
 		JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = u.t
@@ -83,7 +76,6 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 		if string(r[6]) != "t" {
 			t.missing = append(t.missing, pgside.SchemaUsage(t.Schema))
 		}
-		t.firing = string(r[7])
 		cat.tables[t.QualifiedName()] = t
 		byOID[t.oid] = t
 		oids = append(oids, string(r[2]))
@@ -95,6 +87,26 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 	}
 	if err := readUniques(ctx, n, list, byOID, attrs); err != nil {
 		return nil, err
+	}
+	query := func(sql, oids string) ([][][]byte, error) {
+		rows, err := n.query(ctx, sql, oids)
+		return rows, fail(opCatalogue, n.String(), err)
+	}
+	generated, err := pgside.ReadGenerated(list, query)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := pgside.ReadPartitionKeys(list, query)
+	if err != nil {
+		return nil, err
+	}
+	hazards, err := pgside.ReadHazards(pgside.HazardFacts{IsPartition: pgside.DeclarativePartition, ForeignKeys: true}, list, query)
+	if err != nil {
+		return nil, err
+	}
+	for oid, t := range byOID {
+		t.hazards = hazards[oid]
+		pgside.CompleteReads(t.Table, pgside.UniqueFacts{Generated: generated[oid], PartitionKey: keys[oid]})
 	}
 	return cat, nil
 }
@@ -168,12 +180,13 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		       array_to_string(ARRAY(
 		           SELECT DISTINCT d.refobjsubid FROM pg_depend d
 		           WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
-		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ',')
+		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ','),
+		       i.indisvalid
 		FROM parts p
 		JOIN pg_index i ON i.indrelid = p.rel
 		JOIN pg_class x ON x.oid = i.indexrelid
 		LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.contype IN ('p', 'u', 'x')
-		WHERE (i.indisunique OR i.indisexclusion) AND i.indisvalid AND i.indisready
+		WHERE (i.indisunique OR i.indisexclusion) AND i.indisready
 		  AND (p.root = p.rel OR NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = i.indexrelid))
 		ORDER BY p.root, i.indisprimary DESC, p.rel <> p.root, x.relname`, oids)
 	if err != nil {
@@ -199,8 +212,9 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		u := catalog.Unique{
 			Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
 			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
-			// An index of one partition does not make a row of the root unique.
-			Plain: columnsOnly && rel == t.oid,
+			// An index of one partition does not make a row of the root unique, nor does
+			// one that is not valid: it is enforced, but may lack older rows.
+			Plain: columnsOnly && rel == t.oid && string(r[9]) == "t", OnePartition: rel != t.oid,
 		}
 		reads := map[int]bool{}
 		for _, f := range pgside.SplitList(r[7]) {

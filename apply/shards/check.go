@@ -202,13 +202,14 @@ func (t *Target) checkTable(name catalog.Name, cats []*catalogue, policies map[c
 // checkAccess reports missing privileges and what would fire on a shard.
 func (t *Target) checkAccess(name catalog.Name, n *node, f *foundTable) []error {
 	errs := pgside.CheckAccess(opCatalogue, f.Table, n.facts.role, " on the "+n.String(), f.missing, f.rowSecurity)
-	if f.firing != "" && !n.facts.replicaRole {
+	errs = append(errs, pgside.CheckHazards(opCatalogue, f.Table, " on the "+n.String(), f.hazards, n.facts.replicaRole)...)
+	if f.hazards != nil && len(f.hazards.Origin) > 0 && !n.facts.replicaRole {
 		hint := "Run the daemon as a superuser, or ALTER TABLE ... DISABLE TRIGGER"
 		if n.facts.version >= 150000 {
 			hint = fmt.Sprintf("GRANT SET ON PARAMETER session_replication_role TO %s", pgside.QuoteIdent(n.facts.role))
 		}
 		errs = append(errs, tableProblem(name, hint,
-			"role %s may not set session_replication_role on the %s, and replicated rows would fire %s", n.facts.role, n, f.firing))
+			"role %s may not set session_replication_role on the %s, and replicated rows would fire %s", n.facts.role, n, strings.Join(f.hazards.Origin, ", ")))
 	}
 	return errs
 }

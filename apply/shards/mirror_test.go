@@ -138,6 +138,14 @@ func (m *mirror) session(dsn string) *pgconn.PgConn {
 	if c := m.sessions[dsn]; c != nil && !c.IsClosed() && c.TxStatus() == 'I' {
 		return c
 	}
+	c := m.connect(dsn)
+	m.sessions[dsn] = c
+	return c
+}
+
+// connect makes a session of its own on a database.
+func (m *mirror) connect(dsn string) *pgconn.PgConn {
+	m.t.Helper()
 	c, err := pgconn.Connect(context.Background(), dsn)
 	if err == nil {
 		err = c.Exec(context.Background(), "SET datestyle = 'ISO'; SET timezone = 'UTC'; SET extra_float_digits = 3").Close()
@@ -146,7 +154,6 @@ func (m *mirror) session(dsn string) *pgconn.PgConn {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { _ = c.Close(context.Background()) })
-	m.sessions[dsn] = c
 	return c
 }
 

@@ -87,7 +87,7 @@ func rowOf(oid, name, kind string, refs map[string]string) [][]byte {
 		}
 		r = append(r, []byte(v))
 	}
-	return append(r, []byte(refs["baseName"]), nil, []byte(refs["notnull"]), nil, []byte(refs["fields"]))
+	return append(r, []byte(refs["baseName"]), nil, []byte(refs["notnull"]), nil, []byte(refs["fields"]), nil, nil)
 }
 
 // Types are read with all they are made of, each once. One that is dropped
