@@ -133,7 +133,7 @@ func TestReadTables(t *testing.T) {
 	}
 	if d := cmp.Diff([]string{
 		`root_pkey [k part] [k part] plain=true primary=true exclusion=false deferrable=false`,
-		`leaf_other_key [other] [other] plain=false primary=false exclusion=false deferrable=false`,
+		`leaf_other_key [other] [part other] plain=false primary=false exclusion=false deferrable=false`,
 	}, names4(cat.tables[names[1]])); d != "" {
 		t.Error(d)
 	}
