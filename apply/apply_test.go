@@ -9,6 +9,7 @@ import (
 
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 )
 
 func TestVec(t *testing.T) {
@@ -16,7 +17,7 @@ func TestVec(t *testing.T) {
 	if got := v.TextArray(); len(got) != 12 || binary.BigEndian.Uint32(got[8:]) != textOID {
 		t.Errorf("an empty array is % x", got)
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	soak.Check(t, 100, 2000, func(rt *rapid.T) {
 		v.Reset()
 		var want []string
 		nulls := false

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/lab"
 )
 
@@ -151,11 +152,7 @@ func TestHotRowsInSmallBatches(t *testing.T) {
 // kill -9 at random moments under load, twenty times in a row: no row lost,
 // doubled or torn, and no manual step in between.
 func TestKillNine(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("CBREPL_TEST_SEED"); s != "" {
-		seed, _ = strconv.ParseUint(s, 10, 64)
-	}
-	t.Logf("CBREPL_TEST_SEED=%d", seed)
+	seed := soak.Seed(t, 1)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	p := newPair(t, 3, 2, lab.Options{})
 	p.must(p.src.CreateWorkloadTables(p.ctx()))

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
-	"cbrepl/merge/mergetest"
+	"cbrepl/internal/soak"
 )
 
 // allPrepared is prepared as one would write it first: everything is kept, and a
@@ -30,8 +30,7 @@ func (a allPrepared) recordable(lsn dtx.LSN) dtx.LSN {
 
 // TestPrepared: whatever is forgotten, the same positions may be recorded.
 func TestPrepared(t *testing.T) {
-	first, end := mergetest.Seeds(t, 300)
-	for seed := first; seed < end; seed++ {
+	for seed := range soak.Seeds(t, 300, 30*300) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
 		var p prepared
 		var all allPrepared
@@ -69,11 +68,11 @@ func TestPrepared(t *testing.T) {
 			}
 			for at := covered; at <= lsn; at++ {
 				if got, want := p.recordable(at), all.recordable(at); got != want {
-					t.Fatalf("CBREPL_SEED=%d step %d: up to %d, %d may be recorded; the model says %d", seed, step, at, got, want)
+					t.Fatalf("seed %d step %d: up to %d, %d may be recorded; the model says %d", seed, step, at, got, want)
 				}
 			}
 			if n := len(p.spans); covered == lsn && n > 3*len(open)+17 {
-				t.Fatalf("CBREPL_SEED=%d step %d: %d spans are kept, %d are in doubt", seed, step, n, len(open))
+				t.Fatalf("seed %d step %d: %d spans are kept, %d are in doubt", seed, step, n, len(open))
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/merge/mergetest"
 )
 
@@ -266,15 +267,14 @@ func (s *sim) finish() error {
 // every dtx is applied once, whole, in an order that keeps every row right, and in
 // the end nothing is kept.
 func TestRandomHistories(t *testing.T) {
-	first, end := mergetest.Seeds(t, 1000)
-	for seed := first; seed < end; seed++ {
+	for seed := range soak.Seeds(t, 1000, 30*1000) {
 		h := mergetest.NewHistory(rand.New(rand.NewPCG(seed, 1)), mergetest.Options{Txns: 60, Truncates: seed%3 == 0})
 		s := &sim{
 			rnd: rand.New(rand.NewPCG(seed, 2)), h: h, tgt: mergetest.NewReplica(h),
 			crashes: seed%2 == 0, backups: seed%4 == 0,
 		}
 		if err := s.run(); err != nil {
-			t.Fatalf("CBREPL_SEED=%d: %v", seed, err)
+			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}
 }

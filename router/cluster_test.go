@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/internal/soak"
 	"cbrepl/lab/clustertest"
 	"cbrepl/router"
 )
@@ -47,7 +48,7 @@ func clusterPlacement(t *testing.T, dsn string) {
 		}
 	}()
 
-	r := rand.New(rand.NewPCG(testSeed(t), 3))
+	r := rand.New(rand.NewPCG(soak.Seed(t, 1), 3))
 	types := keyTypes()
 	for n := range 60 {
 		var cols []router.Column

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 )
 
 func mustType(t testing.TB, name string) *Type {
@@ -282,9 +283,7 @@ func jumpDefinition(key uint64, n int32) int32 {
 }
 
 func TestJumpHash(t *testing.T) {
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := rand.New(rand.NewPCG(soak.Seed(t, 1), 1))
 	for i := range 300_000 {
 		n := 1 + r.IntN(MaxSegments)
 		switch i % 4 {

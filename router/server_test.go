@@ -2,7 +2,6 @@ package router_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"cbrepl/internal/soak"
 	"cbrepl/lab"
 	"cbrepl/router"
 )
@@ -21,10 +21,8 @@ var shared lab.Shared
 
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
-var (
-	propertyValues = flag.Int("router.values", 20000, "random values per type in TestServerHashes")
-	propertySeed   = flag.Uint64("router.seed", 0, "seed of TestServerHashes; 0 takes the clock")
-)
+// propertyValues is how many random values of each type the tests draw.
+func propertyValues() int { return soak.Times(5000, 100_000) }
 
 // property is a type whose hashes the server and the router must agree on.
 type property struct {
@@ -163,7 +161,7 @@ var sessions = []string{
 // TestServerHashes draws random values of every type, asks a PostgreSQL server
 // for their text and hash, and compares the router's hash of that text.
 func TestServerHashes(t *testing.T) {
-	seed := testSeed(t)
+	seed := soak.Seed(t, 1)
 	conn := connect(t)
 	custom := createTypes(t, conn)
 	for _, p := range append(properties, custom.properties...) {
@@ -179,15 +177,6 @@ func TestServerHashes(t *testing.T) {
 			p.check(t, conn, newRouter(t, typ, ""), r, sessions)
 		})
 	}
-}
-
-func testSeed(t *testing.T) uint64 {
-	seed := *propertySeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed: -router.seed=%d", seed)
-	return seed
 }
 
 // newRouter routes by one column.
@@ -215,10 +204,7 @@ func connect(t *testing.T) *pgx.Conn {
 // check compares hashes batch by batch, each under other session settings.
 func (p *property) check(t *testing.T, conn *pgx.Conn, rt *router.Router, r *rand.Rand, sessions []string) {
 	const batch = 5000
-	total := *propertyValues / max(p.part, 1)
-	if testing.Short() {
-		total /= 10
-	}
+	total := propertyValues() / max(p.part, 1)
 	wrong, refused := 0, 0
 	for done, turn := 0, r.IntN(len(sessions)); done < total; turn++ {
 		values := append([]string(nil), p.edges...)

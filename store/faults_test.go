@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"testing"
 
@@ -16,6 +15,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 )
@@ -208,16 +208,10 @@ func TestReclaimCutOff(t *testing.T) {
 // on, for rising n until nothing fails any more.
 func TestFailingDisk(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	stride := int64(60)
-	switch {
-	case os.Getenv("CBREPL_TEST_LONG") != "":
-		stride = 4
-	case raceEnabled:
+	seed := soak.Seed(t, 1)
+	stride := int64(soak.Times(200, 4))
+	if raceEnabled {
 		stride = 500
-	case testing.Short():
-		stride = 200
 	}
 	for _, mode := range []Mode{Applied, Spooled} {
 		for _, kind := range []string{"once", "from then on"} {

@@ -4,13 +4,15 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"cbrepl/internal/soak"
 )
 
 // TestChainOrder lets chains be born and die in any order and takes the dead ones
 // now and then: no range may hold a live chain, every dead byte comes back once,
 // and what is remembered stays in proportion to what is alive.
 func TestChainOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	soak.Check(t, 100, 5000, func(t *rapid.T) {
 		var o chainOrder
 		live := map[chainNum]*chain{}
 		deleted := map[chainNum]bool{} // on disk no more

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 )
@@ -511,7 +512,7 @@ func modelOptions(t *rapid.T, mode Mode) Options {
 
 // TestModelApplied compares the spool as a cache with the model.
 func TestModelApplied(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	soak.Check(t, 100, 5000, func(t *rapid.T) {
 		m := newModel(t, modelOptions(t, Applied))
 		t.Repeat(m.actions())
 		m.end()
@@ -521,7 +522,7 @@ func TestModelApplied(t *testing.T) {
 // TestModelSpooled adds restarts: clean ones, which keep all that was
 // acknowledged, and power cuts, which keep all that was synced and nothing half.
 func TestModelSpooled(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	soak.Check(t, 100, 5000, func(t *rapid.T) {
 		m := newModel(t, modelOptions(t, Spooled))
 		a := m.actions()
 		a["restart"] = func(*rapid.T) {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 )
@@ -64,10 +65,7 @@ func TestTinyTransactions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n := 60_000
-			if testing.Short() {
-				n = 20_000
-			}
+			n := soak.Times(20_000, 60_000)
 			var queue, late []dtx.Part
 			var first, last diskStats
 			msg := pgotest.Insert(0, 7, pgotest.Text(value(1, 200)))
@@ -145,10 +143,7 @@ func TestBacklog(t *testing.T) {
 	ctx := context.Background()
 	s := openTest(t, Options{MemBytes: minMemBytes, memtableBytes: 2 << 20, deleteBytes: 8 << 20})
 	const contents = 3
-	size := 96 << 20
-	if testing.Short() {
-		size = 32 << 20
-	}
+	size := soak.Times(32<<20, 96<<20)
 	var ws [contents]*Writer
 	for c := range ws {
 		ws[c] = s.Writer(dtx.Content(c))
@@ -232,10 +227,7 @@ func TestLargeTransaction(t *testing.T) {
 	for _, mode := range []Mode{Applied, Spooled} {
 		t.Run(mode.String(), func(t *testing.T) {
 			ctx := context.Background()
-			size := int64(64 << 20)
-			if testing.Short() {
-				size = 32 << 20
-			}
+			size := int64(soak.Times(32<<20, 64<<20))
 			s := openTest(t, Options{Mode: mode, MemBytes: minMemBytes})
 			w := s.Writer(0)
 			rel, err := w.PutRelation(testRelation(7, "t", 1))

@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput/pgotest"
 )
 
 // TestSpaceSchedule changes bytes, parts and exemptions at random and compares,
 // whenever nothing moves any more, who waits with who has to.
 func TestSpaceSchedule(t *testing.T) {
-	for range 50 {
-		seed := rand.Uint64()
+	for seed := range soak.Seeds(t, 50, 5000) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			s := newSpace(100, 5, time.Now)
@@ -115,8 +115,7 @@ func TestSpaceSchedule(t *testing.T) {
 func TestFullSpool(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := soak.Seed(t, 1)
 	const writers = 4
 	s := openTest(t, Options{MaxBytes: 8 * blockSize, MemBytes: minMemBytes, tierBytes: 3 * blockSize, deleteBytes: 1})
 	committed := make(chan dtx.Part, 10_000)

@@ -17,6 +17,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
+	"cbrepl/internal/soak"
 	"cbrepl/merge"
 	"cbrepl/merge/mergetest"
 	"cbrepl/source"
@@ -154,14 +155,13 @@ func (s *sim) confirmedAll() bool {
 	return true
 }
 
-// eachSeed runs a simulation in a bubble of its own for each of a few fixed seeds.
-// CBREPL_SOAK multiplies them, CBREPL_SEED runs one alone.
+// eachSeed runs a simulation in a bubble of its own for each of a few fixed seeds,
+// or those of a soak.
 func eachSeed(t *testing.T, few int, f func(t *testing.T, seed uint64)) {
-	first, end := mergetest.Seeds(t, few)
-	for seed := first; seed < end; seed++ {
+	for seed := range soak.Seeds(t, few, 30*few) {
 		synctest.Test(t, func(t *testing.T) { f(t, seed) })
 		if t.Failed() {
-			t.Fatalf("replay with CBREPL_SEED=%d", seed)
+			t.Fatalf("seed %d failed", seed)
 		}
 	}
 }

@@ -3,26 +3,20 @@ package conformance
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"cbrepl/apply"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 )
 
 // testRandom: random histories on tables of every shape, in batches of random
-// size, against the model. The seed is printed; set CBREPL_TEST_SEED to repeat.
+// size, against the model.
 func testRandom(t *testing.T, f Fixture) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("CBREPL_TEST_SEED"); s != "" {
-		seed, _ = strconv.ParseUint(s, 10, 64)
-	}
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := rand.New(rand.NewPCG(soak.Seed(t, 1), 1))
 	var tabs []*Table
 	for i, s := range storages(f, Heap, Heap, AORow, AOColumn, Heap) {
 		for _, kind := range []router.PolicyKind{router.Hash, router.Random, router.Replicated} {

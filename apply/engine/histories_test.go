@@ -11,6 +11,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/catalog"
+	"cbrepl/internal/soak"
 	"cbrepl/router"
 )
 
@@ -114,7 +115,7 @@ func (s *sim) describe() string {
 // TestRandomHistories applies random histories on random table shapes, in
 // random batches under random limits, and compares with the source.
 func TestRandomHistories(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	soak.Check(t, 100, 5000, func(rt *rapid.T) {
 		s := &sim{t: rt, rows: memRows{}}
 		s.contents = 1 + s.draw("contents", 3)
 		segments := s.draw("segments", 4) // 0: the server places rows

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/lab"
 )
 
@@ -21,8 +22,7 @@ func crashTarget(t *testing.T, h history) (*lab.TargetCluster, Options) {
 // Each server of the target crashes between each pair of steps. The batch is
 // then applied or not, never half, and Open puts the rest right.
 func TestServerCrash(t *testing.T) {
-	h := history{seed: rand.Uint64() >> 32, shards: 2, all: true}
-	t.Logf("seed %d", h.seed)
+	h := history{seed: soak.Seed(t, 1) & (1<<32 - 1), shards: 2, all: true}
 	cluster, o := crashTarget(t, h)
 	tg := historyTarget(t, h, o, 0)
 	st := openUntil(t, tg)
@@ -73,8 +73,7 @@ func TestServerCrash(t *testing.T) {
 
 // Servers crash at random moments under a stream of batches.
 func TestRandomCrashes(t *testing.T) {
-	h := history{seed: rand.Uint64() >> 32, shards: 2}
-	t.Logf("seed %d", h.seed)
+	h := history{seed: soak.Seed(t, 1) & (1<<32 - 1), shards: 2}
 	cluster, o := crashTarget(t, h)
 	tg := historyTarget(t, h, o, 0)
 	r := rand.New(rand.NewPCG(h.seed, 1))

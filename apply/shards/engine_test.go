@@ -18,6 +18,7 @@ import (
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/router"
@@ -141,9 +142,7 @@ func TestEngine(t *testing.T) {
 	if err := initHistory(testCtx(t), tg); err != nil {
 		t.Fatal(err)
 	}
-	seed := rand.Uint64() >> 32
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(soak.Seed(t, 1), 0))
 	s := &items{r: r, rows: map[int]string{}, rel: &pgoutput.Relation{
 		ID: 1, Schema: "app", Name: "item", Identity: 'd',
 		Columns: []pgoutput.Column{{Key: true, Name: "id", TypeOID: 23}, {Name: "v", TypeOID: 25}},

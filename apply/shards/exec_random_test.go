@@ -2,7 +2,6 @@ package shards
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/catalog"
+	"cbrepl/internal/soak"
 	"cbrepl/router"
 )
 
@@ -175,7 +175,6 @@ func (h *randomHistory) must(sql string) {
 // into 1, 2 and 3 shards, in random batches and under random limits, and
 // compares with the source. rapid prints how to repeat a failure.
 func TestMirrorRandom(t *testing.T) {
-	setChecks(t, "8")
 	base := mustMirror(t, mirrorConfig{shards: 3, ddl: "CREATE SCHEMA app; CREATE TABLE app.unused (id int PRIMARY KEY)", policies: map[string]string{"app.unused": "replicated"}})
 	conn, err := pgconn.Connect(context.Background(), base.src[0])
 	if err != nil {
@@ -183,7 +182,7 @@ func TestMirrorRandom(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	n := 0
-	rapid.Check(t, func(rt *rapid.T) {
+	soak.Check(t, 8, 200, func(rt *rapid.T) {
 		n++
 		h := &randomHistory{t: rt, m: base, schema: fmt.Sprintf("r%d", n), conn: conn}
 		m := base
@@ -250,17 +249,4 @@ func (h *randomHistory) compare() {
 			h.t.Fatalf("%s:\n got %s\nwant %s\n%s", name, clip(got), clip(want), strings.Join(h.log, "\n"))
 		}
 	}
-}
-
-// setChecks bounds the histories of one run; -rapid.checks asks for more.
-func setChecks(t *testing.T, n string) {
-	f := flag.Lookup("rapid.checks")
-	if f.Value.String() != f.DefValue {
-		return
-	}
-	old := f.Value.String()
-	if err := f.Value.Set(n); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Value.Set(old) })
 }

@@ -14,6 +14,7 @@ import (
 
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/faultinject"
+	"cbrepl/internal/soak"
 )
 
 // killPoints are all fault points of a daemon's life, with the pass to die on.
@@ -63,8 +64,7 @@ func daemon(t *testing.T, job loopJob, point string) (applied uint64, killed boo
 // the next one needs no manual step: not even when that one dies, too, while it
 // resolves what the first has left.
 func TestKill(t *testing.T) {
-	h := history{seed: rand.Uint64() >> 32, shards: 3}
-	t.Logf("seed %d", h.seed)
+	h := history{seed: soak.Seed(t, 1) & (1<<32 - 1), shards: 3}
 	coordinator, dbs := sharedDatabases(t, h.shards)
 	o := testOptions(coordinator, dbs)
 	prepareHistory(t, h, o)

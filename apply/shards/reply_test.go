@@ -3,7 +3,6 @@ package shards
 import (
 	"context"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
+	"cbrepl/internal/soak"
 )
 
 // gate stands between a Target and one server. When it is armed, the next
@@ -109,8 +109,7 @@ func (g *gate) cut() bool {
 // The server does what it is told and the answer is lost, for every kind of
 // request. The daemon then does not know, and the next Open does.
 func TestLostReplies(t *testing.T) {
-	h := history{seed: rand.Uint64() >> 32, shards: 2, all: true}
-	t.Logf("seed %d", h.seed)
+	h := history{seed: soak.Seed(t, 1) & (1<<32 - 1), shards: 2, all: true}
 	coordinator, dbs := sharedDatabases(t, h.shards)
 	o := testOptions(coordinator, dbs)
 	prepareHistory(t, h, o)

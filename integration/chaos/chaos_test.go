@@ -4,10 +4,11 @@
 // load stops, the daemon drains, and both clusters must hold the same rows in the
 // right places.
 //
-//	go test ./integration/chaos -chaos.seed 7 -chaos.rounds 10 -chaos.for 1m -chaos.dir /tmp/chaos
-//
 // The seed fixes settings, load and faults, not the moments at which they meet;
 // what happened is in the test's log and, with -chaos.dir, in the daemons' logs.
+// One seed runs usually, another and for longer in a soak:
+//
+//	CBREPL_SOAK=7 go test ./integration/chaos -run TestChaos -chaos.dir /tmp/chaos
 package chaos
 
 import (
@@ -20,14 +21,12 @@ import (
 	"time"
 
 	"cbrepl/integration/internal/built"
+	"cbrepl/internal/soak"
 )
 
 var (
-	seedFlag = flag.Uint64("chaos.seed", 0, "seed; 0 draws one")
-	rounds   = flag.Int("chaos.rounds", 1, "rounds in one pair of clusters")
-	length   = flag.Duration("chaos.for", 10*time.Second, "length of the load of one round")
-	keepIn   = flag.String("chaos.dir", "", "empty or new directory for logs that stay")
-	verbose  = flag.Bool("chaos.verbose", false, "log the errors of the load's transactions")
+	keepIn  = flag.String("chaos.dir", "", "empty or new directory for logs that stay")
+	verbose = flag.Bool("chaos.verbose", false, "log the errors of the load's transactions")
 )
 
 // binary is the built cbrepl.
@@ -49,18 +48,16 @@ func logDir(t *testing.T) string {
 }
 
 func TestChaos(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = 1 + rand.Uint64N(1_000_000)
-	}
+	seed := soak.Seed(t, 1)
+	rounds, length := soak.Times(1, 10), time.Duration(soak.Times(10, 60))*time.Second
 	r := rand.New(rand.NewPCG(seed, 7))
 	set := draw(r)
 	began := time.Now()
 	logf := func(format string, a ...any) {
 		t.Logf("%6.1f "+format, append([]any{time.Since(began).Seconds()}, a...)...)
 	}
-	logf("-chaos.seed %d: %+v", seed, set)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*rounds)*(*length+2*drainLimit))
+	logf("seed %d: %+v", seed, set)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rounds)*(length+2*drainLimit))
 	defer cancel()
 	w, err := newWorld(ctx, seed, set, logDir(t), logf)
 	defer w.close()
@@ -70,9 +67,9 @@ func TestChaos(t *testing.T) {
 	if err := w.fill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for i := range *rounds {
+	for i := range rounds {
 		logf("round %d", i+1)
-		if err := w.round(ctx, r, *length); err != nil {
+		if err := w.round(ctx, r, length); err != nil {
 			w.problem("%v", err)
 		}
 		if len(w.problems) > 0 {

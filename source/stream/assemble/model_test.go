@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/pgoutput"
 	"cbrepl/pgoutput/pgotest"
 	"cbrepl/source/stream/feed/feedtest"
@@ -404,24 +404,12 @@ var errCutOff = errors.New("the connection is cut")
 // every committed transaction arrives once per life, whole, with each row
 // under the schema it was written under, in commit order.
 func TestRandomHistories(t *testing.T) {
-	n := 800
-	if testing.Short() {
-		n = 100
-	}
-	first := uint64(1)
-	if s := os.Getenv("CBREPL_SEED"); s != "" {
-		v, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, n = v, 1
-	}
 	r := newRig(t, Stop, 0)
-	for seed := first; seed < first+uint64(n); seed++ {
+	for seed := range soak.Seeds(t, 200, 20_000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		l := makeLog(rng, 20+rng.IntN(150))
 		if err := playLog(r, rng, l); err != nil {
-			t.Fatalf("seed %d (CBREPL_SEED=%d): %v", seed, seed, err)
+			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}
 }

@@ -9,10 +9,11 @@ import (
 	"pgregory.net/rapid"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 )
 
 func TestCommitRecordRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	soak.Check(t, 100, 2000, func(t *rapid.T) {
 		kind := dtx.TwoPhase
 		most := 40
 		if rapid.Bool().Draw(t, "one-phase") {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"cbrepl/internal/soak"
 )
 
 // pipe returns both ends of a TCP connection.
@@ -78,9 +80,7 @@ func TestGatherer(t *testing.T) {
 			}
 			g.conn = waitConn{g.conn, t, g}
 			const bursts, rows, echoes = 5, 20_000, 50
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			rng := rand.New(rand.NewPCG(seed, 0))
+			rng := rand.New(rand.NewPCG(soak.Seed(t, 1), 0))
 			next := uint64(0)
 			failed := make(chan error, 1)
 			send := func(n int) {

@@ -256,9 +256,6 @@ func TestTextForm(t *testing.T) {
 // sender timeouts keeps its connection, because status updates go on, and then
 // reads what has piled up.
 func TestBlockedReader(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
 	d := newDB(t, shared.Database(t))
 	name := d.query("SELECT current_database()::text")
 	d.exec("ALTER ROLE " + d.query("SELECT quote_ident(current_user)") + " IN DATABASE " + name + " SET wal_sender_timeout = '900ms'")

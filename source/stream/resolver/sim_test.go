@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/internal/soak"
 	"cbrepl/merge"
 	"cbrepl/source/stream/resolver"
 )
@@ -548,11 +549,7 @@ func (d *daemon) check() {
 }
 
 func TestRandomHistories(t *testing.T) {
-	n := uint64(400)
-	if testing.Short() {
-		n = 60
-	}
-	for seed := range n {
+	for seed := range soak.Seeds(t, 100, 10_000) {
 		simulate(t, seed, 1500)
 	}
 }
