@@ -22,6 +22,8 @@ type Options struct {
 	// Carrier decodes commit records and part messages; nil means
 	// carrier.Messages.
 	Carrier carrier.Carrier
+	// LocalChanges says what to do with rows that were changed there.
+	LocalChanges assemble.LocalChanges
 	// Expect is the server that the start position was recorded for; zero accepts
 	// the first one met.
 	Expect feed.Identity
@@ -29,7 +31,7 @@ type Options struct {
 	StatusInterval, Timeout time.Duration
 	// BackoffMin, BackoffMax and PositionEvery are those of feed.Options.
 	BackoffMin, BackoffMax, PositionEvery time.Duration
-	// Logger takes reconnects; nil discards.
+	// Logger takes reconnects and ignored changes; nil discards.
 	Logger *slog.Logger
 }
 
@@ -41,7 +43,7 @@ type Reader struct {
 
 // New checks the options. It starts nothing.
 func New(o Options) (*Reader, error) {
-	a := assemble.New(assemble.Options{Content: dtx.Coordinator, Carrier: o.Carrier, Logger: o.Logger})
+	a := assemble.New(assemble.Options{Content: dtx.Coordinator, Carrier: o.Carrier, LocalChanges: o.LocalChanges, Logger: o.Logger})
 	f, err := feed.New(feed.Options{
 		Content: dtx.Coordinator, DSN: o.DSN, Slot: o.Slot, Publication: o.Publication, Streaming: true,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,

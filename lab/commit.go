@@ -120,15 +120,20 @@ func (s *Source) EmitRecord(ctx context.Context, r dtx.CommitRecord) (dtx.LSN, e
 // gid names a prepared transaction.
 func (s *Source) gid(g dtx.GXID) string {
 	if s.opts.TimestampGIDs {
-		return fmt.Sprintf("%d-%d", s.lab.started.Unix(), g)
+		return fmt.Sprintf("%d-%d", g>>32, uint32(g))
 	}
 	return g.String()
 }
 
 // gxidOf reads a gid back.
 func gxidOf(gid string) (dtx.GXID, bool) {
-	g, err := strconv.ParseUint(gid[strings.LastIndexByte(gid, '-')+1:], 10, 64)
-	return dtx.GXID(g), err == nil
+	ts, n, stamped := strings.Cut(gid, "-")
+	if !stamped {
+		ts, n = "0", gid
+	}
+	high, err1 := strconv.ParseUint(ts, 10, 32)
+	low, err2 := strconv.ParseUint(n, 10, 64)
+	return dtx.GXID(high<<32 | low), err1 == nil && err2 == nil
 }
 
 // partSQL makes the local transaction name its gxid.

@@ -70,7 +70,11 @@ func newSource(c *nodes, o Options) *Source {
 		nodes: c, opts: o, slots: semaphore.NewWeighted(sessions),
 		inFlight: map[dtx.GXID]struct{}{}, gates: map[dtx.Content]chan struct{}{},
 	}
-	s.gxids.Store(uint64(o.FirstGXID) - 1)
+	first := uint64(o.FirstGXID)
+	if o.TimestampGIDs {
+		first |= uint64(c.lab.started.Unix()) << 32
+	}
+	s.gxids.Store(first - 1)
 	return s
 }
 

@@ -125,7 +125,7 @@ func TestTwoPhase(t *testing.T) {
 			if streamed {
 				want = 2000
 			}
-			if got := y.rows(p); len(got) != want || p.GXID != map[bool]dtx.GXID{false: 1001, true: 1002}[streamed] || p.Kind != dtx.TwoPhase {
+			if got := y.rows(p); len(got) != want || p.GXID != map[bool]dtx.GXID{false: 1001, true: 1700000000<<32 | 1002}[streamed] || p.Kind != dtx.TwoPhase {
 				t.Errorf("part %+v with %d rows", p, len(got))
 			}
 			_ = y.stop()
@@ -180,6 +180,76 @@ func TestPreparedWithoutChanges(t *testing.T) {
 		t.Errorf("rows of parts %v, want %v", got, want)
 	}
 	_ = x.stop()
+}
+
+// TestPreparedWhileSlotIsMade: the server sends such a transaction when it
+// commits, with its PREPARE from before the slot's first position.
+func TestPreparedWhileSlotIsMade(t *testing.T) {
+	dsn := shared.Database(t)
+	n := newNode(t, dsn, true)
+	session := func() *pgx.Conn {
+		c, err := pgx.Connect(t.Context(), dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		return c
+	}
+	run := func(c *pgx.Conn, sql string) {
+		t.Helper()
+		if _, err := c.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	begin := func(c *pgx.Conn) (xid string) {
+		t.Helper()
+		run(c, "BEGIN")
+		if err := c.QueryRow(t.Context(), "SELECT pg_current_xact_id()::text").Scan(&xid); err != nil {
+			t.Fatal(err)
+		}
+		return xid
+	}
+	first, second, third, maker := session(), session(), session(), session()
+	slot := fmt.Sprintf("%s_late", n.slot)
+	waitsFor := func(xid string) {
+		t.Helper()
+		deadline := time.Now().Add(wait)
+		for n.query("SELECT count(*)::text FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid::text = '"+xid+"'") == "0" {
+			if time.Now().After(deadline) {
+				t.Fatal("making the slot does not wait for transaction " + xid)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	x1 := begin(first)
+	made := make(chan error, 1)
+	go func() {
+		_, err := maker.Exec(context.Background(), "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)", slot)
+		made <- err
+	}()
+	waitsFor(x1)
+	x2 := begin(second)
+	run(first, "COMMIT")
+	waitsFor(x2)
+	run(third, "BEGIN; INSERT INTO a VALUES (1, 'x'); PREPARE TRANSACTION '77'")
+	run(second, "COMMIT")
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+	n.slot = slot
+	x := n.start(n.options(dsn), 0, nil)
+	n.exec("INSERT INTO b VALUES (1, 'y'); " + name(78, 'O'))
+	if p := x.untilParts(1)[0]; p.GXID != 78 {
+		t.Fatalf("part %+v", p)
+	}
+	n.exec("COMMIT PREPARED '77'")
+	p := x.untilParts(2)[1]
+	if p.GXID != 77 || !slices.Equal(x.rows(p), []string{"a(idv)I:1:x"}) {
+		t.Errorf("part %+v with rows %v", p, x.rows(p))
+	}
+	if err := x.stop(); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }
 
 // TestInProgressIsSentAgain: a keepalive's position may be confirmed while a
@@ -374,6 +444,11 @@ func TestStops(t *testing.T) {
 		from := n.confirmed()
 		n.exec("SELECT pg_replication_slot_advance('" + n.slot + "', pg_current_wal_lsn())")
 		checkStop(t, n.start(n.options(n.dsn), from, nil).failure(), "beyond the recorded position")
+	})
+	t.Run("server taken back in time", func(t *testing.T) {
+		n := newNode(t, shared.Database(t), false)
+		sent := n.lsn("SELECT (pg_current_wal_lsn() + 1000000)::text")
+		checkStop(t, n.start(n.options(n.dsn), sent, nil).failure(), "content 2 needs resync", sent.String(), "older state")
 	})
 	t.Run("another server", func(t *testing.T) {
 		n := newNode(t, shared.Database(t), false)

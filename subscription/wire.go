@@ -156,18 +156,18 @@ func newReaders(c *config.Config, cl *source.Cluster, st apply.State, sp *spool,
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
 	}
 	car := carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
+	local := assemble.Stop
+	if c.Source.LocalChanges == config.Ignore {
+		local = assemble.Ignore
+	}
 	co, err := coordinator.New(coordinator.Options{
-		DSN: cl.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car,
+		DSN: cl.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car, LocalChanges: local,
 		Expect: expect[dtx.Coordinator], StatusInterval: c.Source.StatusInterval, Logger: log,
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl}}}
-	local := assemble.Stop
-	if c.Source.LocalChanges == config.Ignore {
-		local = assemble.Ignore
-	}
 	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{
 			Content: n.Content, DSN: n.DSN, Resolve: cl.Resolver(n.Content), Slot: c.Source.Slot, Publication: c.Source.Publication,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -175,7 +176,6 @@ func TestCoordinatorFaults(t *testing.T) {
 		msgs       [][]byte
 	}{
 		{"row", "table public.t", [][]byte{table(1, "public", "t"), row}},
-		{"truncate", "table public.u", [][]byte{table(1, "public", "t"), table(2, "public", "u"), pgotest.Truncate(0, 0, 2, 1)}},
 		{"ddl", "pg_ddl_table", [][]byte{pgotest.Message(0, true, 0x12, "pg_ddl_table", []byte("secret-value"))}},
 		{"record", "version 2", [][]byte{bad("\x02")}},
 		{"part", "want 10 bytes", [][]byte{pgotest.Message(0, true, 0x12, carrier.DefaultPartPrefix, []byte("\x01T12345678 "))}},
@@ -207,6 +207,21 @@ func TestCoordinatorFaults(t *testing.T) {
 	r = newCoordinatorRig(t, 0)
 	r.Must(pgotest.Begin(0x20, 1, 7), table(1, "cbrepl", "distribution_policy"), row, pgotest.Commit(0x20, 0x28, 1))
 	r.expect("position@0/28\n")
+	// A cluster's coordinator truncates its own, empty relation, too.
+	r = newCoordinatorRig(t, 0)
+	r.Must(pgotest.Begin(0x20, 1, 7), table(1, "public", "t"), table(2, "public", "u"), part(0, 3), pgotest.Truncate(0, 0, 2, 1), pgotest.Commit(0x20, 0x28, 1))
+	r.Must(pgotest.Begin(0x30, 1, 7), pgotest.Truncate(0, 0, 2, 1), pgotest.Commit(0x30, 0x38, 1))
+	r.expect("part@0/28 gxid=3 two-phase content -1\nposition@0/38\n")
+	// Rows there are ignored when that is asked for.
+	var logs strings.Builder
+	r.a = New(Options{Content: dtx.Coordinator, LocalChanges: Ignore, Logger: slog.New(slog.NewTextHandler(&logs, nil))})
+	r.Restart(dtx.Coordinator, 0, r.a)
+	r.Must(pgotest.Begin(0x20, 1, 7), table(1, "public", "t"), row, part(0, 3), pgotest.Commit(0x20, 0x28, 1))
+	r.Must(pgotest.Begin(0x30, 1, 7), row, pgotest.Commit(0x30, 0x38, 1))
+	r.expect("part@0/28 gxid=3 two-phase content -1\nposition@0/38\n")
+	if n := r.a.Counts().Ignored; n != 2 || !strings.Contains(logs.String(), "public.t") || strings.Contains(logs.String(), "secret") {
+		t.Errorf("%d ignored, logged %s", n, logs.String())
+	}
 	// Outside transactions there is nothing to wait for.
 	for _, m := range [][]byte{
 		pgotest.Message(0, false, 0x20, carrier.DefaultCommitPrefix, []byte("\x02")),

@@ -306,7 +306,10 @@ func (s *sender) gid(t *mtxn) string {
 	if t.named {
 		return fmt.Sprintf("somebody's %d", t.xid)
 	}
-	return fmt.Sprintf("1700000000-%d", t.gxid)
+	if t.gxid%20 == 0 {
+		return fmt.Sprint(uint64(t.gxid))
+	}
+	return fmt.Sprintf("0-%d", t.gxid)
 }
 
 // stream sends what is buffered as a block of an in-progress transaction.

@@ -162,6 +162,8 @@ func (a *Assembler) finishPart(ctx context.Context, out *feed.Out, t *txn, end d
 		if err := faultinject.Point(faultSpooled); err != nil {
 			return err
 		}
+	} else if t.alive() {
+		a.countIgnored(t, end) // rows on the coordinator
 	}
 	a.n.parts.Add(1)
 	a.publishCounters()
@@ -177,14 +179,7 @@ func (a *Assembler) finishUnnamed(ctx context.Context, out *feed.Out, t *txn, en
 		}
 		a.countIgnored(t, end)
 	}
-	if t.hold != 0 {
-		return a.unhold(ctx, out, t, end, len(t.records) > 0)
-	}
-	a.publishCounters()
-	if err := t.drop(); err != nil || len(t.records) > 0 {
-		return err
-	}
-	return out.Position(ctx, end)
+	return a.unhold(ctx, out, t, end, len(t.records) > 0)
 }
 
 // localChange is the fault of rows that belong to no dtx.
@@ -193,7 +188,7 @@ func (a *Assembler) localChange(t *txn, end dtx.LSN) error {
 	if t.twoPhase {
 		prepared = fmt.Sprintf(" (prepared as %q on server version %s)", t.gid, a.version)
 	}
-	return a.errorAt(end, "Undo the change there or make it on the target too, then start with local_changes: ignore, which drops such transactions",
+	return a.errorAt(end, "Undo the change there or make it on the target too, then start with source.local_changes: ignore, which drops such transactions",
 		"local transaction %d%s changed %d rows of %s and names no distributed transaction: somebody wrote to the segment directly",
 		t.xid, prepared, t.rows-t.dead, t.tableList())
 }

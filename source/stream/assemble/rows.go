@@ -131,14 +131,12 @@ func (a *Assembler) truncate(ctx context.Context, lsn dtx.LSN, xid dtx.XID, body
 		if r == nil {
 			return a.violation(lsn, typ, "TRUNCATE of relation %d, whose schema was not sent", id)
 		}
-		if a.spool == nil {
-			a.refuseRow(t, lsn, xid, r)
-			continue
-		}
 		t.touch(r)
 		a.truncated = append(a.truncated, r.version)
 	}
 	if a.spool == nil {
+		// The coordinator of a cluster runs TRUNCATE on its own, empty relation, too.
+		// What it empties is said by the segments' streams.
 		return nil
 	}
 	if err := a.spoolTxn(t).AppendTruncate(ctx, a.truncated, msg); err != nil {
@@ -149,14 +147,18 @@ func (a *Assembler) truncate(ctx context.Context, lsn dtx.LSN, xid dtx.XID, body
 	return nil
 }
 
-// refuseRow marks a row change, which the coordinator must not have. The table
-// of policies is cbrepl's own.
+// refuseRow takes a row change on the coordinator, which must have none: rows are
+// on segments. The table of policies is cbrepl's own.
 func (a *Assembler) refuseRow(t *txn, lsn dtx.LSN, xid dtx.XID, r *relation) {
 	if r.name == policyTable {
 		return
 	}
-	e := a.errorAt(lsn, "Rows belong on segments. Undo the change there, and leave the table out of the coordinator's publication or do not write to it there",
-		"a row of this table was changed on the coordinator itself, outside any segment")
+	if a.o.LocalChanges == Ignore {
+		t.count(xid)
+		return
+	}
+	e := a.errorAt(lsn, "Undo the change there, then start with source.local_changes: ignore, which drops such changes",
+		"a row of this table was changed on the coordinator itself, but rows belong on segments")
 	e.Relation = r.name
 	t.mark(xid, e)
 }

@@ -208,11 +208,47 @@ hold@0/30 held
 hold@0/40 held
 unhold@0/58 held
 part@0/68 gxid=55 two-phase rows=2 barrier=false b(y)I:2 held
-part@0/78 gxid=102 two-phase rows=0 barrier=false  held
+part@0/78 gxid=7301444403302 two-phase rows=0 barrier=false  held
 position@0/88
 `)
 	if n := r.a.n.open.Load(); n != 0 || r.spool.Usage().OpenTxns != 0 {
 		t.Errorf("%d open, %d in the spool", n, r.spool.Usage().OpenTxns)
+	}
+}
+
+// TestPreparedAlone: newer servers send PREPARE without a beginning when the
+// transaction changed nothing.
+func TestPreparedAlone(t *testing.T) {
+	r := newRig(t, Stop, 0)
+	r.Must(prep('P', 0x20, 0x28, 7, "100"), prep('P', 0x30, 0x38, 8, "somebody's"), prep('P', 0x40, 0x48, 9, "101"))
+	r.Must(pgotest.CommitPrepared(0x50, 0x58, 1, 7, "100"), pgotest.CommitPrepared(0x60, 0x68, 1, 8, "somebody's"),
+		pgotest.RollbackPrepared(0x48, 0x78, 1, 2, 9, "101"))
+	r.expect(`
+hold@0/20 held
+position@0/38
+hold@0/40 held
+part@0/58 gxid=100 two-phase rows=0 barrier=false  held
+position@0/68
+unhold@0/78 held
+`)
+}
+
+// TestPreparedBeforeTheSlot: a transaction that was prepared while the slot was
+// made comes as a whole when it commits, with its PREPARE before the position
+// that the stream began at. No position waits for it.
+func TestPreparedBeforeTheSlot(t *testing.T) {
+	r := newRig(t, Stop, 0x100)
+	schema := pgotest.Relation(0, rel(1, "a", "x"))
+	r.Must(prep('b', 0x20, 0x28, 7, "100"), schema, ins(0, 1, "1"), prep('P', 0x20, 0x28, 7, "100"), pgotest.CommitPrepared(0x150, 0x158, 1, 7, "100"))
+	r.Must(prep('b', 0x30, 0x38, 8, "somebody's"), prep('P', 0x30, 0x38, 8, "somebody's"), pgotest.CommitPrepared(0x160, 0x168, 1, 8, "somebody's"))
+	r.Must(prep('b', 0x40, 0x48, 9, "101"), ins(0, 1, "2"), prep('P', 0x40, 0x48, 9, "101"), pgotest.RollbackPrepared(0x48, 0x178, 1, 2, 9, "101"))
+	r.expect(`
+part@0/158 gxid=100 two-phase rows=1 barrier=false a(x)I:1
+position@0/168
+position@0/178
+`)
+	if u := r.spool.Usage(); u.OpenTxns != 0 {
+		t.Errorf("%d open in the spool", u.OpenTxns)
 	}
 }
 
@@ -348,8 +384,8 @@ func TestProtocolViolations(t *testing.T) {
 		"stop outside":             {pgotest.StreamStop()},
 		"commit of no stream":      {pgotest.StreamCommit(7, 1, 2, 3)},
 		"commit in stream":         {open, pgotest.StreamCommit(7, 1, 2, 3)},
-		"prepare outside":          {prep('P', 1, 2, 7, "1")},
 		"prepare of another":       {prep('b', 1, 2, 7, "1"), prep('P', 1, 2, 7, "2")},
+		"prepare in stream":        {open, prep('P', 1, 2, 7, "1")},
 		"prepare of whole":         {begin, prep('P', 1, 2, 7, "1")},
 		"stream prepare outside":   {prep('p', 1, 2, 7, "1")},
 		"begin prepare in begin":   {begin, prep('b', 1, 2, 7, "1")},

@@ -28,6 +28,10 @@ func (a *Assembler) prepare(ctx context.Context, out *feed.Out, lsn dtx.LSN, bod
 		return a.malformed(lsn, typ, err)
 	}
 	t := a.cur
+	if a.open() == nil {
+		// Newer servers send PREPARE alone of a transaction that changed nothing.
+		t = &txn{xid: m.XID, gid: m.GID, twoPhase: true}
+	}
 	if t == nil || !t.twoPhase || a.block != nil || t.gid != m.GID {
 		return a.violation(lsn, typ, "no transaction is open that it could end")
 	}
@@ -75,6 +79,13 @@ func (a *Assembler) hold(ctx context.Context, out *feed.Out, t *txn, m pgoutput.
 			return err
 		}
 		return out.Position(ctx, m.EndLSN)
+	}
+	if m.EndLSN <= out.Last() {
+		// Prepared while the slot was made, before its first position: the server sends
+		// such a transaction when it commits, and again after every reconnect before that.
+		a.prepared[m.GID] = t
+		a.publishCounters()
+		return nil
 	}
 	a.holds++
 	t.hold = a.holds
@@ -144,6 +155,12 @@ func (a *Assembler) unhold(ctx context.Context, out *feed.Out, t *txn, end dtx.L
 	a.publishCounters()
 	if err := t.drop(); err != nil {
 		return err
+	}
+	if t.hold == 0 {
+		if more {
+			return nil
+		}
+		return out.Position(ctx, end)
 	}
 	return out.Event(ctx, dtx.Event{Kind: dtx.EventUnhold, LSN: end, More: more, Hold: t.hold})
 }

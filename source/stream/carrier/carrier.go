@@ -6,6 +6,7 @@ package carrier
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -150,27 +151,31 @@ func (m Messages) Part(prefix string, body []byte) (Identity, bool, error) {
 	return id, true, checkIdentity(what, id.GXID, id.Kind)
 }
 
-// GID reads a decimal gxid or <timestamp>-<gxid>. A prepared transaction is
-// always two-phase.
+// GID reads a decimal gxid or <timestamp>-<gxid>. A source with timestamps begins
+// its gxids anew after a restart: only both together are unique, and are the
+// dtx's id, as timestamp << 32 | gxid. A prepared transaction is always two-phase.
 func (m Messages) GID(gid string) (Identity, error) {
 	if gid == "" {
-		return Identity{}, fmt.Errorf("the server sent an empty gid for a prepared transaction")
+		return Identity{}, errors.New("the server sent an empty gid for a prepared transaction")
 	}
-	num := gid
-	if ts, rest, ok := strings.Cut(gid, "-"); ok {
-		if !decimal(ts) {
+	ts, num, stamped := strings.Cut(gid, "-")
+	if !stamped {
+		ts, num = "", gid
+	}
+	bits := 64
+	var high uint64
+	if stamped {
+		bits = 32
+		var err error
+		if high, err = strconv.ParseUint(ts, 10, 32); err != nil {
 			return Identity{}, badGID(gid)
 		}
-		num = rest
 	}
-	if !decimal(num) {
-		return Identity{}, badGID(gid)
-	}
-	v, err := strconv.ParseUint(num, 10, 64)
+	v, err := strconv.ParseUint(num, 10, bits)
 	if err != nil || v == 0 {
 		return Identity{}, badGID(gid)
 	}
-	return Identity{dtx.GXID(v), dtx.TwoPhase}, nil
+	return Identity{dtx.GXID(high<<32 | v), dtx.TwoPhase}, nil
 }
 
 func badGID(gid string) error {
@@ -178,18 +183,7 @@ func badGID(gid string) error {
 	if len(gid) > most {
 		gid = gid[:most] + "..."
 	}
-	return fmt.Errorf("gid %q of a prepared transaction is neither a gxid nor <timestamp>-<gxid>", gid)
-}
-
-// decimal: digits only. ParseUint alone would take a sign in other bases and
-// says nothing about the timestamp, which may be longer than 64 bits.
-func decimal(s string) bool {
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return s != ""
+	return fmt.Errorf("gid %q of a prepared transaction is neither a gxid nor <timestamp>-<gxid>, both of at most 32 bits", gid)
 }
 
 func checkVersion(what string, body []byte, least int) error {

@@ -271,7 +271,6 @@ func (f *Feed) identify(s repl.Server, at dtx.LSN) error {
 	want := &f.o.Expect
 	if want.SystemID == "" {
 		*want = Identity{s.SystemID, s.Timeline}
-		return nil
 	}
 	e := &dtx.Error{Op: "check source", Content: dtx.AtContent(f.o.Content), LSN: at, Class: dtx.ClassStop}
 	switch {
@@ -281,6 +280,9 @@ func (f *Feed) identify(s repl.Server, at dtx.LSN) error {
 	case s.Timeline != want.Timeline:
 		e.Msg = fmt.Sprintf("content %d needs resync: the server is on timeline %d, but the recorded position belongs to timeline %d: a mirror was promoted, or the server was restored", f.o.Content, s.Timeline, want.Timeline)
 		e.Hint = "Changes may be missing from its log: this content needs a new initial copy"
+	case s.WALEnd < at:
+		e.Msg = fmt.Sprintf("content %d needs resync: the server's log ends at %s, before %s, which it has sent already: it was taken back to an older state (a disk snapshot or a backup)", f.o.Content, s.WALEnd, at)
+		e.Hint = "What it has sent since that state may be on the target but not there: this content needs a new initial copy"
 	default:
 		return nil
 	}

@@ -35,6 +35,10 @@ func NewOut(content dtx.Content, start dtx.LSN, every time.Duration, emit Emit) 
 // Reported returns where a new connection may start.
 func (o *Out) Reported() dtx.LSN { return o.reported }
 
+// Last returns the newest event's place in the stream, or how far it was said to
+// reach: nothing may come before it.
+func (o *Out) Last() dtx.LSN { return o.last }
+
 // Event passes on a part, record, hold or unhold.
 func (o *Out) Event(ctx context.Context, ev dtx.Event) error {
 	ev.Content = o.content
