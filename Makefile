@@ -8,9 +8,14 @@ FUZZTIME ?= 20s
 # Extra arguments: make demo DEMO="--seconds 60 --keep"
 DEMO     ?=
 BENCH    ?=
+# make matrix VERSIONS="14 /opt/pg16/bin 18" PACKAGES=./lab,./segment
+VERSIONS ?= 14 15 16 17 18
+PACKAGES ?= ./...
+# make soak SOAK=7 repeats the seed 7
+SOAK     ?= random
 
 .DEFAULT_GOAL := build
-.PHONY: build test race lint bench demo fmt tidy fuzz postgres clean help
+.PHONY: build test race soak matrix lint bench demo fmt tidy fuzz postgres clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -26,6 +31,13 @@ test: postgres ## run every test, on real servers
 
 race: postgres ## run every test under the race detector
 	$(GO) test $(GOFLAGS) -race -timeout 30m ./...
+
+soak: postgres ## run every random test for long, from seeds that are drawn and printed
+	CBREPL_SOAK=$(SOAK) $(GO) test $(GOFLAGS) -count=1 -timeout 12h ./...
+
+matrix: ## run every test on several versions of PostgreSQL, installing those that are missing
+	@dirs=$$(for v in $(VERSIONS); do scripts/postgres-version.sh $$v || exit 1; done) && \
+	$(GO) run ./integration/matrix -packages $(PACKAGES) $$dirs
 
 lint: ## vet, and the pinned linter
 	$(GO) vet ./...

@@ -2,9 +2,11 @@
 # Makes sure that PostgreSQL server binaries, version 14 or newer, are on this
 # machine, and installs the distribution's package when they are not. It looks
 # where package lab looks (lab/binaries.go). The installation starts no server.
+# With CBREPL_PG_MAJOR it looks for that version only, and installs it.
 set -euo pipefail
 
 min=14
+major=${CBREPL_PG_MAJOR:-}
 say() { echo "ensure-postgres: $*" >&2; }
 
 # usable DIR: DIR holds the server programs in a version that will do.
@@ -14,7 +16,7 @@ usable() {
 		[[ -x "$1/$tool" ]] || return 1
 	done
 	version=$("$1/postgres" --version | sed -n 's/^[^)]*) \([0-9]*\).*/\1/p')
-	[[ -n "$version" && "$version" -ge "$min" ]]
+	[[ -n "$version" && "$version" -ge "$min" && "${major:-$version}" -eq "$version" ]]
 }
 
 find_binaries() {
@@ -62,7 +64,7 @@ apt() {
 say "no PostgreSQL server binaries (version $min or newer) found; installing them from the distribution"
 apt update
 package=$(apt-cache search --names-only '^postgresql-[0-9]+$' | sed -n 's/^\(postgresql-\([0-9]*\)\) .*/\2 \1/p' |
-	sort -nr | awk -v min="$min" '$1 >= min { print $2; exit }')
+	sort -nr | awk -v min="$min" -v major="$major" '$1 >= min && (major == "" || $1 == major) { print $2; exit }')
 if [[ -z "$package" ]]; then
 	say "the distribution offers no PostgreSQL $min or newer. Add the repository of apt.postgresql.org, or set"
 	say "CBREPL_PG_BINDIR to the directory of initdb and postgres of an installation of your own."
