@@ -15,6 +15,8 @@ const (
 	PID          = "pid"
 	GID          = "gid"
 	Role         = "role"
+	From         = "from"
+	To           = "to"
 )
 
 // What happened.
@@ -33,14 +35,15 @@ const (
 
 // How much, and which.
 const (
-	Batch    = "batch"
-	Epoch    = "epoch"
-	Limit    = "limit"
-	Dtxs     = "dtxs"
-	Rows     = "rows"
-	Streams  = "streams"
-	Tables   = "tables"
-	Segments = "segments"
-	Shards   = "shards"
-	Version  = "server_version"
+	Batch        = "batch"
+	Epoch        = "epoch"
+	Limit        = "limit"
+	Dtxs         = "dtxs"
+	Transactions = "transactions"
+	Rows         = "rows"
+	Streams      = "streams"
+	Tables       = "tables"
+	Segments     = "segments"
+	Shards       = "shards"
+	Version      = "server_version"
 )

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/source/stream/repl"
 )
 
@@ -210,7 +211,7 @@ func (c *Cluster) resolve(ctx context.Context, content dtx.Content) (string, err
 	if err := c.takeOver(ctx, Node{Content: content, DSN: dsn}, at); err != nil {
 		return "", err
 	}
-	c.cfg.Logger.Info("a segment has moved", "content", int(content), "from", c.at[content].String(), "to", at.String())
+	c.cfg.Logger.Info("a segment has moved", logkey.Content, int(content), logkey.From, c.at[content].String(), logkey.To, at.String())
 	c.at[content] = at
 	return dsn, nil
 }
@@ -247,7 +248,7 @@ func (c *Cluster) sameSize() error {
 	return &dtx.Error{
 		Op: "find segments", Content: dtx.AtContent(dtx.Coordinator), Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf("the cluster was %s: it has %d primary segments now, the subscription reads %d; it has stopped before a transaction of another segment could be lost", what, is, was),
-		Hint: "Drop the slots of all nodes (cbrepl slots drop), create them anew (cbrepl slots create) and make a new initial copy",
+		Hint: resyncHint,
 	}
 }
 
@@ -280,4 +281,4 @@ func (c *Cluster) takeOver(ctx context.Context, n Node, at hostPort) error {
 }
 
 // resyncHint is what to do when a content needs a resync.
-const resyncHint = "Stop the daemon, drop the slots of all nodes (cbrepl slots drop), create them anew (cbrepl slots create) and make a new initial copy"
+const resyncHint = "Stop the daemon, drop the slots of all nodes (cbrepl slots drop), create them anew (cbrepl slots create), make a new initial copy and run `cbrepl subscription reset`"

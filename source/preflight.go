@@ -12,6 +12,7 @@ import (
 
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/source/stream/repl"
 )
 
@@ -323,7 +324,7 @@ func (p *probe) freeSlot(ctx context.Context, c *repl.Conn) (repl.Slot, bool, er
 			return s, ok, err
 		}
 		if !told {
-			p.cfg.Logger.Info("waiting for a slot in use", "content", int(p.node.Content), "slot", s.Name, "pid", s.ActivePID)
+			p.cfg.Logger.Info("waiting for a slot in use", logkey.Content, int(p.node.Content), logkey.Slot, s.Name, logkey.PID, s.ActivePID)
 		}
 		select {
 		case <-ctx.Done():

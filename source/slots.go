@@ -43,7 +43,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 	for _, r := range recorded {
 		byContent[r.Content] = r
 	}
-	const copyAnew = "Positions of another slot or server say nothing here: a new initial copy is needed"
+	const copyAnew = "Positions of another slot or server say nothing here: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)"
 	for _, n := range f.Nodes {
 		r, ok := byContent[n.Content]
 		delete(byContent, n.Content)
@@ -52,24 +52,24 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		}
 		switch {
 		case !ok:
-			add("If the source was expanded, a new initial copy is needed; else correct the list of segments",
+			add("If the source was expanded, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps); else correct the list of segments",
 				"the target has no position for it: the subscription began with %d segments, now %d are listed", max(len(recorded)-1, 0), f.Segments())
 		case r.SystemID != n.Server.SystemID:
-			add("Correct the connection string; if the server was replaced, a new initial copy is needed",
+			add("Correct the connection string; if the server was replaced, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 				"the server has system identifier %s, but the recorded position belongs to %s", n.Server.SystemID, r.SystemID)
 		case r.Timeline != n.Server.Timeline:
 			add(fmt.Sprintf("Content %d needs resync: a mirror was promoted, or the server was restored, and changes may be missing from its log. %s", n.Content, resyncHint),
 				"the server is on timeline %d, but the recorded position belongs to timeline %d", n.Server.Timeline, r.Timeline)
 		case n.Slot == nil:
-			add("Its changes since the slot was lost cannot be had any more: a new initial copy is needed", "slot %q does not exist", r.Slot)
+			add("Its changes since the slot was lost cannot be had any more: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)", "slot %q does not exist", r.Slot)
 		case r.Slot != n.Slot.Name:
 			add("Use the slot that the subscription began with; "+copyAnew,
 				"the configured slot is %q, but the recorded position belongs to slot %q", n.Slot.Name, r.Slot)
 		case n.Slot.Confirmed > r.LSN:
-			add("The changes between the two are gone: a new initial copy is needed",
+			add("The changes between the two are gone: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 				"slot %q is confirmed up to %s, beyond the recorded position %s: it was made anew, or somebody else has moved it", r.Slot, n.Slot.Confirmed, r.LSN)
 		case r.LSN > n.Server.WALEnd:
-			add("The server was restored from an older backup: a new initial copy is needed",
+			add("The server was restored from an older backup: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 				"the server's log ends at %s, before the recorded position %s", n.Server.WALEnd, r.LSN)
 		}
 	}
@@ -77,7 +77,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		ps = append(ps, Problem{
 			Content: dtx.AtContent(c),
 			Found:   fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
-			Remedy:  "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed",
+			Remedy:  "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 		})
 	}
 	return ps.err("resume subscription")

@@ -114,11 +114,7 @@ func checkMarker(o *Options) error {
 	refuse := func(hint, format string, a ...any) error {
 		return &dtx.Error{Op: "open spool", Msg: o.Dir, Hint: hint, Class: dtx.ClassStop, Err: fmt.Errorf(format, a...)}
 	}
-	m := map[string]string{}
-	for line := range strings.Lines(string(text)) {
-		k, v, _ := strings.Cut(strings.TrimSpace(line), " ")
-		m[k] = v
-	}
+	m := parseMarker(text)
 	format, err := strconv.Atoi(m["format"])
 	if err != nil || format < 1 {
 		return refuse("Name another directory", "the file %s is not a spool's", markerName)
@@ -139,6 +135,16 @@ func checkMarker(o *Options) error {
 		return refuse(hint, "the spool was written with ack mode %s, not %s", m["mode"], o.Mode)
 	}
 	return nil
+}
+
+// parseMarker returns the marker file's lines by their first word.
+func parseMarker(text []byte) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), " ")
+		m[k] = v
+	}
+	return m
 }
 
 func writeMarker(o *Options) error {

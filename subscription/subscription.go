@@ -292,7 +292,7 @@ func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFac
 		return st, &dtx.Error{
 			Op: "start subscription", Class: dtx.ClassStop,
 			Msg:  "the spool holds data of this subscription, but the target has no record of it",
-			Hint: "If this is a new subscription of the same name, remove the spool's directory; else restore the target's schema cbrepl",
+			Hint: "If the target was filled again, run `cbrepl subscription reset`; else restore the target's schema cbrepl",
 		}
 	}
 	st.Streams, st.Positions = f.identities, f.positions

@@ -19,7 +19,7 @@ const maxInternal = 5
 var faults = pgside.Faults{
 	Passing: []string{stateFenced, pgside.StateInternal}, // the latter bounded by Target.bounded
 	Hints: map[string]string{
-		pgside.StateDiskFull:         "Free disk space on that host, then resume the subscription",
+		pgside.StateDiskFull:         "Free disk space on that host, then start the daemon again with `cbrepl run`",
 		pgside.StateInsufficientPriv: "Grant the role what docs/target-cloudberry.md lists",
 		pgside.StateUndefinedTable:   missingHint,
 		"3F000":                      missingHint,
@@ -38,7 +38,7 @@ var faults = pgside.Faults{
 
 const (
 	missingHint     = "Create what is missing on the target, or run `cbrepl target prepare -c FILE` when it is in schema cbrepl"
-	memoryHint      = "Give the role more memory (statement_mem, its resource queue or group), or lower apply.window_bytes"
+	memoryHint      = "Give the role more memory (statement_mem, its resource queue or group), or lower batch.max_bytes"
 	credentialsHint = "Check user, password and pg_hba.conf on the coordinator"
 )
 
@@ -77,6 +77,6 @@ func (t *Target) bounded(err error) error {
 	}
 	c := *de
 	c.Class = dtx.ClassStop
-	c.Hint = fmt.Sprintf("The server has reported an internal error %d times in a row; see its log, then resume", t.internal)
+	c.Hint = fmt.Sprintf("The server has reported an internal error %d times in a row; see its log, then start the daemon again with `cbrepl run`", t.internal)
 	return &c
 }

@@ -82,7 +82,7 @@ func (r *run) diverged(t *table, sh *shape, kind conflictKind, part int32, key [
 	return r.at(part, &dtx.Error{
 		Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
 		Msg: msg, Err: apply.ErrDiverged,
-		Hint: "The digest is md5 of the identity columns' text, joined by commas. Repair the row on the target and resume, or set on_conflict: log",
+		Hint: "The digest is md5 of the identity columns' text, joined by commas. Repair the row on the target and start the daemon again with `cbrepl run`, or set apply.on_conflict: log",
 	})
 }
 

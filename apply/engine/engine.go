@@ -153,7 +153,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		return nil, &dtx.Error{
 			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
 			Msg:  "the stream holds changes of a table that was not published, or did not exist, when the subscription started",
-			Hint: "Create the table on the target if it is missing there, then resume: tables are read again at start",
+			Hint: "Create the table on the target if it is missing there, then start the daemon again with `cbrepl run`: tables are read again at start",
 		}
 	}
 	var t *table
@@ -167,7 +167,7 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		return nil, &dtx.Error{
 			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
 			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
-			Hint: "Change the target table, then resume",
+			Hint: "Change the target table, then start the daemon again with `cbrepl run`",
 		}
 	}
 	if t.roaming(sh, src) && !t.roams { // its replica identity has changed

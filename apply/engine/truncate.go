@@ -124,7 +124,7 @@ func (r *run) truncate(c *truncate) error {
 		for _, s := range t.sources {
 			if !slices.Contains(names, s) {
 				return r.rowError(t, fmt.Sprintf("the source truncated %s alone, and rows of %s are in the same target table", names[0], s),
-					"Delete the truncated table's rows on the target by hand and skip this transaction, or give each source table its own target table")
+					"Give each source table a target table of its own, and copy the tables anew: `cbrepl subscription reset` and then the steps that it prints")
 			}
 		}
 		tables = append(tables, t.Table)

@@ -10,7 +10,7 @@ import (
 // faults says what the errors of these servers mean.
 var faults = pgside.Faults{
 	Hints: map[string]string{
-		pgside.StateDiskFull:         "Free disk space on that server, then resume the subscription",
+		pgside.StateDiskFull:         "Free disk space on that server, then start the daemon again with `cbrepl run`",
 		pgside.StateInsufficientPriv: "Grant the role what docs/target-shards.md lists",
 		pgside.StateUndefinedTable:   missingHint,
 		"3F000":                      missingHint,

@@ -65,7 +65,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
+		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newSubscriptionCmd(), newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
 	)
 	return root
 }

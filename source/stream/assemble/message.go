@@ -36,7 +36,7 @@ func (a *Assembler) message(ctx context.Context, out *feed.Out, lsn dtx.LSN, bod
 		return a.part(t, m, id, err)
 	}
 	if strings.HasPrefix(m.Prefix, carrier.DDLPrefix) {
-		e := a.errorAt(m.LSN, "Make the same change on the target by hand, then skip this transaction or start from a new initial copy",
+		e := a.errorAt(m.LSN, "Make the same change on the target by hand, and copy the tables anew: `cbrepl subscription reset` and then the steps that it prints",
 			"DDL message %s is not supported", m.Prefix)
 		return a.fault(t, m, e)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
+	"cbrepl/logkey"
 	"cbrepl/pgoutput"
 	"cbrepl/source/stream/feed"
 )
@@ -204,6 +205,6 @@ func (a *Assembler) countIgnored(t *txn, end dtx.LSN) {
 		return
 	}
 	a.log.Warn("dropped changes that belong to no distributed transaction",
-		"transactions", a.unlogged, "tables", t.tableList(), "rows", t.rows-t.dead, "lsn", end.String())
+		logkey.Transactions, a.unlogged, logkey.Tables, t.tableList(), logkey.Rows, t.rows-t.dead, logkey.LSN, end.String())
 	a.loggedAt, a.unlogged = now, 0
 }
