@@ -126,6 +126,7 @@ func checkCommand(root *cobra.Command, words []string, strict bool) []string {
 	for i, w := range words {
 		if strings.HasPrefix(w, "-") {
 			name := strings.TrimLeft(w, "-")
+			at.InitDefaultHelpFlag()
 			if len(name) > 1 && at.Flags().Lookup(name) == nil || len(name) == 1 && at.Flags().ShorthandLookup(name) == nil {
 				return []string{"cbrepl " + strings.Join(words[:i+1], " ")}
 			}
