@@ -334,6 +334,9 @@ func TestStreams(t *testing.T) {
 		{"gids", Options{Segments: 2, GIDCarrier: true, PlainRecords: true, TimestampGIDs: true}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if tc.opts.GIDCarrier {
+				Need(t, shared.Server(t).DSN(), TwoPhaseStreams)
+			}
 			s := shared.NewSource(t, tc.opts)
 			ctx := testCtx(t)
 			bank(t, s, "bankcrash", 10)

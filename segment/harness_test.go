@@ -49,6 +49,9 @@ func newNode(t testing.TB, dsn string, twoPhase bool) *node {
 	t.Cleanup(func() { _ = c.Close(context.Background()) })
 	n := &node{t, dsn, fmt.Sprintf("segment_%d", names.Add(1)), c}
 	n.exec("CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE a, b")
+	if twoPhase {
+		lab.Need(t, dsn, lab.TwoPhaseStreams)
+	}
 	n.exec(fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput', false, %v)", n.slot, twoPhase))
 	return n
 }

@@ -11,6 +11,7 @@ import (
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
+	"cbrepl/lab"
 	"cbrepl/router"
 )
 
@@ -267,6 +268,7 @@ func TestTableProblems(t *testing.T) {
 
 // A role without privileges is told which; the printed GRANTs are enough.
 func TestPrivileges(t *testing.T) {
+	lab.Need(t, shared.Server(t).DSN(), lab.ParameterGrants)
 	coordinator, dbs := sharedDatabases(t, 1)
 	role := "limited_" + strings.ReplaceAll(strings.ToLower(t.Name()), "/", "_")
 	execSQL(t, coordinator, "CREATE ROLE "+role+" LOGIN")

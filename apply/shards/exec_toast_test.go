@@ -5,6 +5,7 @@ import (
 
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
+	"cbrepl/lab"
 	"cbrepl/pgoutput"
 )
 
@@ -82,6 +83,7 @@ func TestMirrorToastInKey(t *testing.T) {
 
 // A row filter can turn an update into an insert that lacks a large value.
 func TestMirrorFilterToast(t *testing.T) {
+	lab.Need(t, shared.Server(t).DSN(), lab.RowFilters)
 	m := mustMirror(t, mirrorConfig{
 		shards: 2, ddl: `CREATE SCHEMA app;
 		CREATE TABLE app.t (id int PRIMARY KEY, v text, b text); ALTER TABLE app.t ALTER b SET STORAGE EXTERNAL`,

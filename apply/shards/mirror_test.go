@@ -195,7 +195,7 @@ func (m *mirror) readTables(c mirrorConfig) {
 		       EXISTS (SELECT FROM pg_constraint x WHERE x.conrelid = c.oid AND x.condeferrable AND x.contype IN ('p', 'u', 'x'))
 		FROM pg_publication_tables p
 		JOIN pg_class c ON c.oid = (quote_ident(p.schemaname) || '.' || quote_ident(p.tablename))::regclass
-		JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (p.attnames)
+		JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND coalesce((to_jsonb(p)->'attnames') ? a.attname::text, true)
 		LEFT JOIN pg_index k ON k.indrelid = c.oid AND k.indisprimary
 		LEFT JOIN pg_index r ON r.indrelid = c.oid AND (c.relreplident = 'i' AND r.indisreplident OR c.relreplident = 'd' AND r.indisprimary AND r.indimmediate)
 		ORDER BY 1, 2, a.attnum`) {
