@@ -13,12 +13,16 @@ import (
 	"cbrepl/source/stream/assemble"
 	"cbrepl/source/stream/carrier"
 	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl"
 )
 
 // Options configure a Reader.
 type Options struct {
 	DSN               string
 	Slot, Publication string
+	// Plugin and PluginOptions are those of repl.Config.
+	Plugin        repl.Plugin
+	PluginOptions []repl.Option
 	// Carrier decodes commit records and part messages; nil means
 	// carrier.Messages.
 	Carrier carrier.Carrier
@@ -45,7 +49,7 @@ type Reader struct {
 func New(o Options) (*Reader, error) {
 	a := assemble.New(assemble.Options{Content: dtx.Coordinator, Carrier: o.Carrier, LocalChanges: o.LocalChanges, Logger: o.Logger})
 	f, err := feed.New(feed.Options{
-		Content: dtx.Coordinator, DSN: o.DSN, Slot: o.Slot, Publication: o.Publication, Streaming: true,
+		Content: dtx.Coordinator, DSN: o.DSN, Slot: o.Slot, Publication: o.Publication, Plugin: o.Plugin, PluginOptions: o.PluginOptions, Streaming: true,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 		BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax, PositionEvery: o.PositionEvery, Logger: o.Logger,
 	}, a)

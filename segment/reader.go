@@ -16,6 +16,7 @@ import (
 	"cbrepl/source/stream/assemble"
 	"cbrepl/source/stream/carrier"
 	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/repl"
 	"cbrepl/store"
 )
 
@@ -28,6 +29,9 @@ type Options struct {
 	// connected to again; nil: where DSN says.
 	Resolve           func(context.Context) (string, error)
 	Slot, Publication string
+	// Plugin and PluginOptions are those of repl.Config.
+	Plugin        repl.Plugin
+	PluginOptions []repl.Option
 	// Streaming asks for in-progress transactions, where the server has them.
 	// Whether transactions are decoded at PREPARE is a property of the slot.
 	Streaming bool
@@ -80,7 +84,7 @@ func New(o Options) (*Reader, error) {
 		Content: o.Content, Carrier: o.Carrier, Spool: o.Spool.Writer(o.Content), LocalChanges: o.LocalChanges, Logger: o.Logger,
 	})
 	f, err := feed.New(feed.Options{
-		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
+		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Plugin: o.Plugin, PluginOptions: o.PluginOptions, Streaming: o.Streaming,
 		Expect: o.Expect, StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 		BackoffMin: o.BackoffMin, BackoffMax: o.BackoffMax, PositionEvery: o.PositionEvery, Logger: o.Logger,
 	}, a)

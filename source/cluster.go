@@ -26,6 +26,8 @@ type ClusterConfig struct {
 	Addresses []Address
 	// Slot is the logical slot: a server without it cannot take over a stream.
 	Slot string
+	// Kind is the kind of source that it must be; "" takes what is found.
+	Kind Kind
 	// Timeout bounds one look at the cluster. Default 15 s.
 	Timeout time.Duration
 	// Logger is told when a segment has moved; nil discards.
@@ -77,7 +79,7 @@ func Discover(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 	switch {
 	case err != nil && !connected && !c.found:
 		// Preflight looks at every node and reports this with all else.
-		cat = &catalogue{}
+		cat = &catalogue{kind: cfg.Kind}
 	case err != nil:
 		return nil, err
 	case !cat.cluster && c.found:
@@ -86,6 +88,9 @@ func Discover(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 			Msg:  "the server is not the coordinator of a Cloudberry or Greenplum cluster (it has no gp_segment_configuration), so it does not know the segments",
 			Hint: "List every segment with its content id and dsn under source.segments, or correct source.coordinator.dsn",
 		}
+	}
+	if err := checkKind(cfg.Kind, cat); err != nil {
+		return nil, err
 	}
 	c.cat, c.readAt = cat, time.Now()
 	// The coordinator's replication connection, too: Greenplum 6 lets no other in.
@@ -142,6 +147,9 @@ func (c *Cluster) find() error {
 // Nodes lists the coordinator and every primary segment, as they were found; in
 // a cluster with connection strings that ask for utility mode.
 func (c *Cluster) Nodes() []Node { return slices.Clone(c.nodes) }
+
+// Kind is the kind of source that was found.
+func (c *Cluster) Kind() Kind { return c.cat.kind }
 
 // Segments is the number of segments.
 func (c *Cluster) Segments() int { return len(c.nodes) - 1 }

@@ -31,6 +31,8 @@ type catalogue struct {
 	primaries []primary
 	// option opens a session in utility mode.
 	option string
+	// kind is what the coordinator's version says.
+	kind Kind
 }
 
 const primariesSQL = `SELECT content::int, coalesce(nullif(address, ''), hostname, ''), coalesce(hostname, ''), port::int
@@ -38,9 +40,14 @@ const primariesSQL = `SELECT content::int, coalesce(nullif(address, ''), hostnam
 
 // readCatalogue asks the coordinator for its primary segments.
 func readCatalogue(ctx context.Context, conn *pgx.Conn) (*catalogue, error) {
-	c := &catalogue{}
-	if err := conn.QueryRow(ctx, "SELECT to_regclass('pg_catalog.gp_segment_configuration') IS NOT NULL").Scan(&c.cluster); err != nil || !c.cluster {
+	c := &catalogue{kind: Contract}
+	var version int
+	err := conn.QueryRow(ctx, "SELECT to_regclass('pg_catalog.gp_segment_configuration') IS NOT NULL, current_setting('server_version_num')::int").Scan(&c.cluster, &version)
+	if err != nil || !c.cluster {
 		return c, err
+	}
+	if version < firstContractVersion {
+		c.kind = Greenplum6
 	}
 	rows, err := conn.Query(ctx, primariesSQL)
 	if err != nil {
@@ -112,8 +119,13 @@ func readFrom(ctx context.Context, dsn string) (c *catalogue, connected bool, er
 // cannot say.
 func contentOf(ctx context.Context, conn *pgx.Conn) (dtx.Content, bool, error) {
 	var text string
-	err := conn.QueryRow(ctx, "SELECT coalesce((SELECT setting FROM pg_settings WHERE name = 'gp_contentid'), '')").Scan(&text)
-	if err != nil || text == "" {
+	// pg_settings does not list it on every generation, and an unknown one is an error.
+	err := conn.QueryRow(ctx, "SHOW gp_contentid").Scan(&text)
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) && pe.Code == "42704" {
+		return 0, false, nil
+	}
+	if err != nil {
 		return 0, false, err
 	}
 	n, err := strconv.ParseInt(text, 10, 16)

@@ -26,6 +26,14 @@ type Config struct {
 	// Nodes lists the coordinator and every primary segment.
 	Nodes             []Node
 	Slot, Publication string
+	// Kind is the kind of source; "" is Contract.
+	Kind Kind
+	// Coordinator is the coordinator's connection string for ordinary sessions, of a
+	// Greenplum 6 source. It is never printed.
+	Coordinator string
+	// CopyOnly names tables (schema.name) of a Greenplum 6 source whose changes the
+	// server does not decode, and which are replicated by copies only.
+	CopyOnly []string
 	// TwoPhase wants segments' slots that decode transactions at PREPARE.
 	TwoPhase bool
 	// Timeout bounds the checks of one node. Default 30 s.
@@ -87,6 +95,9 @@ func (c *Config) Validate() error {
 	if c.Publication == "" {
 		errs = append(errs, errors.New("no publication"))
 	}
+	if c.Kind == Greenplum6 && c.Coordinator == "" {
+		errs = append(errs, errors.New("no connection string of the coordinator for ordinary sessions"))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return &dtx.Error{Op: "read list of source nodes", Err: err, Class: dtx.ClassStop}
 	}
@@ -98,7 +109,7 @@ func (c *Config) segments() int { return len(c.Nodes) - 1 }
 
 // repl is the configuration of a replication connection to n.
 func (c *Config) repl(n Node) repl.Config {
-	return repl.Config{Content: n.Content, DSN: n.DSN, Slot: c.Slot, Publication: c.Publication}
+	return repl.Config{Content: n.Content, DSN: n.DSN, Slot: c.Slot, Publication: c.Publication, Plugin: c.Kind.Plugin()}
 }
 
 // twoPhase says whether n's slot is to decode at PREPARE: segments prepare, the

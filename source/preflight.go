@@ -27,6 +27,7 @@ type NodeFacts struct {
 
 	instance string // the running server: start time, port, system identifier
 	tables   []nodeTable
+	listed   *listed // the publication of a Greenplum 6 source, on its coordinator
 }
 
 // Facts is what preflight has found out. Nodes stand in order of content.
@@ -34,6 +35,11 @@ type Facts struct {
 	Nodes []NodeFacts
 	// Tables are the published tables with their policies.
 	Tables []catalog.PublishedTable
+	// StreamOptions are what START_REPLICATION takes beside the publication.
+	StreamOptions []repl.Option
+	// CopyOnly lists the tables of Config.CopyOnly that are published: their changes
+	// are not in the stream.
+	CopyOnly []string
 }
 
 // Segments is the number of segments.
@@ -73,7 +79,11 @@ func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 			ctx, cancel := context.WithTimeout(ctx, cfg.Timeout+max(cfg.SlotWait, 0))
 			defer cancel()
 			p := &probe{cfg: &cfg, node: n, create: create, facts: NodeFacts{Content: n.Content}}
-			p.run(ctx)
+			if cfg.Kind == Greenplum6 {
+				p.runGreenplum6(ctx)
+			} else {
+				p.run(ctx)
+			}
 			f.Nodes[i], found[i] = p.facts, p.problems
 			if n.Content == dtx.Coordinator {
 				policies = p.policies
@@ -94,7 +104,11 @@ func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 	if reached { // comparing nodes needs all of them
 		ps = append(ps, slotProblems(&cfg, f, create)...)
 		ps = append(ps, identityProblems(f)...)
-		ps = append(ps, compareTables(f)...)
+		if cfg.Kind == Greenplum6 {
+			f.StreamOptions, f.CopyOnly = f.Nodes[0].listed.streamOptions(), f.Nodes[0].listed.copyOnly()
+		} else {
+			ps = append(ps, compareTables(f)...)
+		}
 		tables, tp := withPolicies(&cfg, f, policies)
 		f.Tables = tables
 		ps = append(ps, tp...)
@@ -206,58 +220,15 @@ const settingsSQL = `SELECT pg_postmaster_start_time()::text || '/' || current_s
 // settings checks the server as a whole. It reports whether looking on makes
 // sense.
 func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
-	var (
-		walLevel, encoding, role           string
-		recovery, mayReplicate, slotExists bool
-		maxSlots, slots, maxSenders, busy  int
-		unpublished                        []string
-		hasPublication                     bool
-	)
-	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot, p.cfg.Publication).Scan(&p.facts.instance, &walLevel, &encoding, &recovery,
-		&maxSlots, &slots, &maxSenders, &busy, &mayReplicate, &role, &slotExists, &unpublished)
+	var st serverSettings
+	var unpublished []string
+	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot, p.cfg.Publication).Scan(append(st.fields(&p.facts), &unpublished)...)
 	if err != nil {
 		p.fail("check source", err)
 		return false
 	}
-	hasPublication = unpublished != nil
-	p.facts.Encoding = encoding
-	good := true
-	fatal := func(pr Problem) { p.add(pr); good = false }
-	if recovery {
-		fatal(Problem{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
-	}
-	if walLevel != "logical" {
-		fatal(Problem{
-			Found: fmt.Sprintf("wal_level is %s, want logical", walLevel), Remedy: "Run there",
-			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true,
-		})
-	}
-	if encoding != "UTF8" {
-		p.add(Problem{
-			Found:  fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", encoding),
-			Remedy: "There is no remedy but a database of encoding UTF8",
-		})
-	}
-	if !mayReplicate {
-		fatal(Problem{
-			Found: fmt.Sprintf("role %s may not replicate", role), Remedy: "Run there as a superuser",
-			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", role)},
-		})
-	}
-	if !slotExists && slots >= maxSlots {
-		p.add(Problem{
-			Found:  fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", maxSlots),
-			Remedy: "Drop a slot that nobody needs, or run there",
-			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", slots+4)}, Restart: true,
-		})
-	}
-	if busy >= maxSenders {
-		fatal(Problem{
-			Found:  fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", maxSenders),
-			Remedy: "End a replication connection that nobody needs, or run there",
-			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", busy+4)}, Restart: true,
-		})
-	}
+	hasPublication := unpublished != nil
+	good := p.checkSettings(&st)
 	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
 	switch {
 	case !hasPublication:
@@ -270,6 +241,61 @@ func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
 		p.add(Problem{
 			Found:  fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(unpublished, ", ")),
 			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"},
+		})
+	}
+	return good
+}
+
+// serverSettings are those of a source server of any kind.
+type serverSettings struct {
+	walLevel, role                     string
+	recovery, mayReplicate, slotExists bool
+	maxSlots, slots, maxSenders, busy  int
+}
+
+// fields are where a query's first columns go, in order.
+func (s *serverSettings) fields(f *NodeFacts) []any {
+	return []any{&f.instance, &s.walLevel, &f.Encoding, &s.recovery, &s.maxSlots, &s.slots, &s.maxSenders, &s.busy,
+		&s.mayReplicate, &s.role, &s.slotExists}
+}
+
+// checkSettings reports whether looking on makes sense.
+func (p *probe) checkSettings(s *serverSettings) bool {
+	good := true
+	fatal := func(pr Problem) { p.add(pr); good = false }
+	if s.recovery {
+		fatal(Problem{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
+	}
+	if s.walLevel != "logical" {
+		fatal(Problem{
+			Found: fmt.Sprintf("wal_level is %s, want logical", s.walLevel), Remedy: "Run there",
+			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true,
+		})
+	}
+	if p.facts.Encoding != "UTF8" {
+		p.add(Problem{
+			Found:  fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", p.facts.Encoding),
+			Remedy: "There is no remedy but a database of encoding UTF8",
+		})
+	}
+	if !s.mayReplicate {
+		fatal(Problem{
+			Found: fmt.Sprintf("role %s may not replicate", s.role), Remedy: "Run there as a superuser",
+			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", s.role)},
+		})
+	}
+	if !s.slotExists && s.slots >= s.maxSlots {
+		p.add(Problem{
+			Found:  fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", s.maxSlots),
+			Remedy: "Drop a slot that nobody needs, or run there",
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", s.slots+4)}, Restart: true,
+		})
+	}
+	if s.busy >= s.maxSenders {
+		fatal(Problem{
+			Found:  fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", s.maxSenders),
+			Remedy: "End a replication connection that nobody needs, or run there",
+			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", s.busy+4)}, Restart: true,
 		})
 	}
 	return good
@@ -307,11 +333,14 @@ func (p *probe) replication(ctx context.Context) {
 		})
 	}
 	if s.Active {
-		p.add(Problem{
-			Found:  fmt.Sprintf("slot %q is in use by the session with pid %d: another daemon, or one that has just ended", s.Name, s.ActivePID),
+		pr := Problem{
+			Found:  fmt.Sprintf("slot %q is in use by %s: another daemon, or one that has just ended", s.Name, s.Reader()),
 			Remedy: "Stop the other daemon; a session that is left over can be ended there",
-			SQL:    []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)},
-		})
+		}
+		if s.ActivePID != 0 {
+			pr.SQL = []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)}
+		}
+		p.add(pr)
 	}
 }
 
@@ -373,7 +402,7 @@ func createSlotSQL(cfg *Config, n NodeFacts) string {
 	if cfg.twoPhase(Node{Content: n.Content}) {
 		return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput', false, true)", cfg.Slot)
 	}
-	return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput')", cfg.Slot)
+	return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', '%s')", cfg.Slot, cfg.Kind.Plugin())
 }
 
 // identityProblems: no server is listed under two contents. System identifiers

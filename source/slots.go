@@ -95,12 +95,20 @@ func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
 	out := make([]Recorded, len(cfg.Nodes))
 	foreign := make([]bool, len(cfg.Nodes)) // the slot was there before
 	faults := make([]error, len(cfg.Nodes))
+	create := func(i int) { out[i], foreign[i], faults[i] = createSlot(ctx, &cfg, cfg.Nodes[i]) }
+	// The coordinator's first. A segment's slot begins once the transactions that run
+	// there have ended, prepared ones included: so no part behind its beginning has
+	// its commit record before the coordinator's.
+	for i, n := range cfg.Nodes {
+		if n.Content == dtx.Coordinator {
+			create(i)
+		}
+	}
 	var g errgroup.Group // all at once: each waits for its own transactions
 	for i, n := range cfg.Nodes {
-		g.Go(func() error {
-			out[i], foreign[i], faults[i] = createSlot(ctx, &cfg, n)
-			return nil
-		})
+		if n.Content != dtx.Coordinator {
+			g.Go(func() error { create(i); return nil })
+		}
 	}
 	_ = g.Wait() // errors are in faults
 	err := errors.Join(faults...)
@@ -135,7 +143,7 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 	}
 	defer c.Close()
 	s := c.Server()
-	if s.Version < minVersion {
+	if cfg.Kind != Greenplum6 && s.Version < minVersion {
 		return r, false, &dtx.Error{
 			Op: "create slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
 			Msg: fmt.Sprintf("server version is %s, want 14 or newer", s.VersionText),
@@ -202,7 +210,7 @@ func dropSlot(ctx context.Context, cfg *Config, n Node, wait bool) error {
 	if s.Active && !wait {
 		return &dtx.Error{
 			Op: "drop slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
-			Msg:  fmt.Sprintf("slot %q is in use by the session with pid %d", s.Name, s.ActivePID),
+			Msg:  fmt.Sprintf("slot %q is in use by %s", s.Name, s.Reader()),
 			Hint: "Stop the daemon that reads it first",
 		}
 	}

@@ -87,6 +87,7 @@ func notDecoded(relkind, relstorage, am string) string {
 }
 
 type columnJSON struct {
+	Num       int    `json:"num"`
 	Name      string `json:"name"`
 	OID       uint32 `json:"oid"`
 	Type      string `json:"type"`
@@ -124,6 +125,12 @@ func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 	if err := json.Unmarshal([]byte(list), &names); err != nil {
 		return t, fmt.Errorf("column list of %s: %w", t.String(), err)
 	}
+	t.setColumns(all, names)
+	return t, nil
+}
+
+// setColumns fills in what of a table's columns is published; names nil is all.
+func (t *nodeTable) setColumns(all []columnJSON, names []string) {
 	var digest []string
 	pk := map[int]string{}
 	for _, c := range all {
@@ -144,7 +151,6 @@ func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 	}
 	slices.Sort(digest) // columns may stand in another order on another node
 	t.digest = strings.Join(digest, ", ") + "; replica identity " + identityName(t.Identity)
-	return t, nil
 }
 
 func identityName(i pgoutput.ReplicaIdentity) string {

@@ -345,6 +345,13 @@ func (l *loop) confirm(ps []dtx.Position) {
 // exempt is item 7 of the contract.
 func (l *loop) exempt() {
 	needed := l.m.needed()
+	for _, s := range l.o.Streams {
+		if n, ok := s.Stream.(needer); ok && slices.Contains(needed, s.Content) {
+			needed = append(slices.Clone(needed), n.Needed()...)
+			slices.Sort(needed)
+			needed = slices.Compact(needed)
+		}
+	}
 	if !l.exempted || !slices.Equal(needed, l.needed) {
 		l.o.Spool.Exempt(needed)
 		l.needed, l.exempted = needed, true

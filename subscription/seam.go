@@ -23,6 +23,18 @@ type Stream interface {
 	Facts() status.Stream
 }
 
+// needer is a stream that holds events back until other streams have been read
+// on. What it needs counts while the merge engine needs that stream.
+type needer interface {
+	Needed() []dtx.Content
+}
+
+// participantsReporter is a stream that works out the participants of commit
+// records.
+type participantsReporter interface {
+	Participants() status.Participants
+}
+
 // ContentStream is a stream with its content id.
 type ContentStream struct {
 	Content dtx.Content

@@ -263,6 +263,12 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 		}}
 	}
 	s.board.Attach(sources, sp.Usage)
+	for _, c := range streams {
+		if p, ok := c.Stream.(participantsReporter); ok {
+			s.board.AttachParticipants(p.Participants)
+		}
+	}
+	s.board.CopyOnly(facts.copyOnly())
 	s.board.SetState(status.Streaming, s.o.Now())
 	s.log.Info("streaming", logkey.Batch, st.Batch, logkey.Epoch, st.Epoch, logkey.Streams, len(streams), logkey.Tables, len(facts.tables))
 	err = l.run(ctx)

@@ -21,6 +21,7 @@ import (
 	"cbrepl/source/stream/assemble"
 	"cbrepl/source/stream/carrier"
 	"cbrepl/source/stream/feed"
+	"cbrepl/source/stream/resolver"
 	"cbrepl/store"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
@@ -36,10 +37,21 @@ type sourceFacts struct {
 	cluster    *source.Cluster
 }
 
+// copyOnly lists published tables that the stream does not carry.
+func (f *sourceFacts) copyOnly() []string {
+	if f.facts == nil {
+		return nil
+	}
+	return f.facts.CopyOnly
+}
+
 // discover finds the source's nodes and translates the configuration for
 // package source.
 func discover(ctx context.Context, c *config.Config, log *slog.Logger) (source.Config, *source.Cluster, error) {
 	cc := source.ClusterConfig{Coordinator: c.Source.Coordinator.DSN.Reveal(), Slot: c.Source.Slot, Logger: log}
+	if c.Source.Kind != config.Auto {
+		cc.Kind = source.Kind(c.Source.Kind)
+	}
 	for _, s := range c.Source.Segments {
 		cc.Segments = append(cc.Segments, source.Node{Content: s.Content, DSN: s.DSN.Reveal()})
 	}
@@ -50,8 +62,15 @@ func discover(ctx context.Context, c *config.Config, log *slog.Logger) (source.C
 	if err != nil {
 		return source.Config{}, nil, err
 	}
+	if cl.Kind() == source.Greenplum6 && c.Spool.Ack == config.Spooled {
+		return source.Config{}, nil, &dtx.Error{
+			Op: "start subscription", Class: dtx.ClassStop, Msg: "spool.ack is spooled, and the source is a Greenplum 6",
+			Hint: "Set spool.ack: applied",
+		}
+	}
 	return source.Config{
 		Nodes: cl.Nodes(), Slot: c.Source.Slot, Publication: c.Source.Publication, TwoPhase: c.Source.TwoPhase, Logger: log,
+		Kind: cl.Kind(), Coordinator: c.Source.Coordinator.DSN.Reveal(), CopyOnly: c.Source.CopyOnly,
 	}, cl, nil
 }
 
@@ -103,7 +122,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 		target:      func(f *sourceFacts) (apply.Target, error) { return newTarget(c, f.tables, plain) },
 		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
 		streams: func(f *sourceFacts, st apply.State, sp openSpool) ([]ContentStream, error) {
-			return newStreams(c, f.cluster, st, sp.(*spool), log)
+			return newStreams(c, f, st, sp.(*spool), log)
 		},
 	}
 }
@@ -132,12 +151,22 @@ type streamLayer func([]ContentStream) ([]ContentStream, error)
 // layers that the source and the configuration ask for, the innermost first.
 // A layer that completes commit records goes before the one that makes events
 // durable.
-func newStreams(c *config.Config, cl *source.Cluster, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
-	streams, err := newReaders(c, cl, st, sp, log)
+func newStreams(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+	streams, err := newReaders(c, f, st, sp, log)
 	if err != nil {
 		return nil, err
 	}
 	var layers []streamLayer
+	if f.cluster.Kind() == source.Greenplum6 {
+		o := resolver.Options{Positions: st.Positions}
+		for _, s := range streams[1:] {
+			o.Contents = append(o.Contents, s.Content)
+		}
+		for _, d := range st.Dedup {
+			o.Applied = append(o.Applied, d.GXID)
+		}
+		layers = append(layers, participantsLayer(o, time.Now, func(ct dtx.Content) sampler { return f.cluster.FlushReader(ct) }))
+	}
 	if sp.recovered != nil {
 		layers = append(layers, spooledLayer(sp, min(c.Source.StatusInterval, time.Second)))
 	}
@@ -150,18 +179,24 @@ func newStreams(c *config.Config, cl *source.Cluster, st apply.State, sp *spool,
 }
 
 // newReaders makes a reader per node.
-func newReaders(c *config.Config, cl *source.Cluster, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
+	cl := f.cluster
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
 	}
-	car := carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
+	var car carrier.Carrier = carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
+	if cl.Kind() == source.Greenplum6 {
+		car = carrier.Greenplum6{}
+	}
+	plugin := cl.Kind().Plugin()
 	local := assemble.Stop
 	if c.Source.LocalChanges == config.Ignore {
 		local = assemble.Ignore
 	}
 	co, err := coordinator.New(coordinator.Options{
 		DSN: cl.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car, LocalChanges: local,
+		Plugin: plugin, PluginOptions: f.facts.StreamOptions,
 		Expect: expect[dtx.Coordinator], StatusInterval: c.Source.StatusInterval, Logger: log,
 	})
 	if err != nil {
@@ -171,13 +206,13 @@ func newReaders(c *config.Config, cl *source.Cluster, st apply.State, sp *spool,
 	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{
 			Content: n.Content, DSN: n.DSN, Resolve: cl.Resolver(n.Content), Slot: c.Source.Slot, Publication: c.Source.Publication,
-			Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local,
+			Plugin: plugin, PluginOptions: f.facts.StreamOptions, Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local,
 			Expect: expect[n.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
 		})
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, ContentStream{n.Content, segmentStream{r, n.Content}})
+		out = append(out, ContentStream{n.Content, segmentStream{r, n.Content, cl.Kind()}})
 	}
 	return out, nil
 }
@@ -200,16 +235,24 @@ func (s coordinatorStream) Run(ctx context.Context, start dtx.LSN, emit func(con
 	return g.Wait()
 }
 
-func (s coordinatorStream) Facts() status.Stream { return facts(dtx.Coordinator, s.Stats().Stats) }
+func (s coordinatorStream) Facts() status.Stream {
+	return facts(dtx.Coordinator, s.Stats().Stats, s.cluster.Kind())
+}
 
 type segmentStream struct {
 	*segment.Reader
 	content dtx.Content
+	kind    source.Kind
 }
 
-func (s segmentStream) Facts() status.Stream { return facts(s.content, s.Stats().Stats) }
+func (s segmentStream) Facts() status.Stream { return facts(s.content, s.Stats().Stats, s.kind) }
 
-func facts(c dtx.Content, s feed.Stats) status.Stream {
+// facts of a stream. A Greenplum 6 server does not say how far it has decoded:
+// what it has sent stands for that.
+func facts(c dtx.Content, s feed.Stats, kind source.Kind) status.Stream {
+	if kind == source.Greenplum6 {
+		s.ServerLSN = s.ReceivedLSN
+	}
 	return status.Stream{
 		Content: c, Connected: s.Connected, Since: s.Since, LastHeard: s.LastHeard, ReceivedLSN: status.LSN(s.ReceivedLSN),
 		ServerLSN: status.LSN(s.ServerLSN), Reconnects: s.Reconnects, LastError: s.LastError,

@@ -65,7 +65,8 @@ func newRootCmd() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newSubscriptionCmd(), newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
+		newRunCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newSourceCmd(), newSubscriptionCmd(),
+		newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
 	)
 	return root
 }

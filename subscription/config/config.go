@@ -44,7 +44,11 @@ type ContentNode struct {
 
 // Source is the cluster read from.
 type Source struct {
-	Coordinator Node `mapstructure:"coordinator"`
+	// Kind is contract (a server that delivers the stream contract), greenplum6 (an
+	// unmodified Greenplum 6 with plugin cbrepl_source) or auto (default): what is
+	// found.
+	Kind        string `mapstructure:"kind"`
+	Coordinator Node   `mapstructure:"coordinator"`
 	// Segments lists the primaries, contents 0..N-1. When it is empty they are found
 	// through the coordinator, which must then be a Cloudberry or Greenplum one.
 	Segments []ContentNode `mapstructure:"segments"`
@@ -68,6 +72,9 @@ type Source struct {
 	// TwoPhase asks the server to decode prepared transactions (protocol 3), for
 	// sources that carry the gxid in the prepared transaction's gid. Default false.
 	TwoPhase bool `mapstructure:"two_phase"`
+	// CopyOnly names published tables (schema.table) of a greenplum6 source whose
+	// changes its server does not decode: copies take them, the stream does not.
+	CopyOnly []string `mapstructure:"copy_only"`
 	// StatusInterval is how often positions are reported to the source and, when
 	// idle, recorded on the target. Default 2s.
 	StatusInterval time.Duration `mapstructure:"status_interval"`
@@ -172,12 +179,16 @@ const (
 	Off        = "off"
 	Text       = "text"
 	JSON       = "json"
+	Auto       = "auto"
+	Contract   = "contract"
+	Greenplum6 = "greenplum6"
 )
 
 // defaults lists the value of every key that has one. Keys without an entry are
 // required or empty by default.
 func defaults() map[string]any {
 	return map[string]any{
+		"source.kind":            Auto,
 		"source.publication":     "cbrepl_pub",
 		"source.commit_prefix":   "cbrepl.commit",
 		"source.part_prefix":     "cbrepl.part",

@@ -89,7 +89,7 @@ func TestExample(t *testing.T) {
 		}
 	}
 	for _, k := range Keys() {
-		last := k[strings.LastIndexByte(k, '.')+1:]
+		last := strings.TrimSuffix(k[strings.LastIndexByte(k, '.')+1:], "[]")
 		if !strings.Contains(Example, last+":") {
 			t.Errorf("key %s is not in the example", k)
 		}

@@ -311,8 +311,10 @@ func knownKeys() []string {
 			name := prefix + f.Tag.Get("mapstructure")
 			ft := f.Type
 			switch {
-			case ft.Kind() == reflect.Slice:
+			case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct:
 				walk(name+"[].", ft.Elem())
+			case ft.Kind() == reflect.Slice:
+				out = append(out, name+"[]")
 			case ft.Kind() == reflect.Struct && ft != reflect.TypeFor[Secret]():
 				walk(name+".", ft)
 			default:

@@ -69,6 +69,16 @@ func (c *Config) problems() []string {
 	} else if err := (&carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}).Validate(); err != nil {
 		add("source.commit_prefix, source.part_prefix: %v", err)
 	}
+	oneOf("source.kind", c.Source.Kind, Auto, Contract, Greenplum6)
+	if c.Source.Kind == Contract && len(c.Source.CopyOnly) > 0 {
+		add("source.copy_only: only for source.kind greenplum6")
+	}
+	if c.Source.Kind == Greenplum6 && c.Source.TwoPhase {
+		add("source.two_phase: not for source.kind greenplum6, whose plugin sends no transaction at PREPARE")
+	}
+	if c.Source.Kind == Greenplum6 && c.Spool.Ack == Spooled {
+		add("spool.ack: spooled does not go with source.kind greenplum6; set spool.ack: applied")
+	}
 	oneOf("source.local_changes", c.Source.LocalChanges, Stop, Ignore)
 	if c.Source.StatusInterval < 100*time.Millisecond || c.Source.StatusInterval > 20*time.Second {
 		add("source.status_interval: %s is out of range, want 100ms to 20s (the source drops silent connections)", c.Source.StatusInterval)

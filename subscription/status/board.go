@@ -39,10 +39,13 @@ type Board struct {
 	base    Report
 	sources []Source
 	spool   func() Spool
-	beat    time.Time
-	streams map[dtx.Content]*streamFacts
-	rates   []ratePoint // one per second at most, rising in time
-	waits   []Wait
+	// participants reports how working out participants is doing; nil: the source
+	// names them.
+	participants func() Participants
+	beat         time.Time
+	streams      map[dtx.Content]*streamFacts
+	rates        []ratePoint // one per second at most, rising in time
+	waits        []Wait
 }
 
 type ratePoint struct {
@@ -86,6 +89,20 @@ func (b *Board) Attach(sources []Source, spool func() Spool) {
 			b.streams[s.Content] = &streamFacts{}
 		}
 	}
+}
+
+// AttachParticipants sets where the facts about participants come from.
+func (b *Board) AttachParticipants(facts func() Participants) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.participants = facts
+}
+
+// CopyOnly sets the tables whose changes are not in the stream.
+func (b *Board) CopyOnly(tables []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.base.CopyOnly = tables
 }
 
 // SetState changes the state. Stopped is final.
@@ -239,6 +256,10 @@ func (b *Board) Report(now time.Time) Report {
 	r.Conflicts = maps.Clone(r.Conflicts)
 	if b.spool != nil {
 		r.Spool = b.spool()
+	}
+	if b.participants != nil {
+		p := b.participants()
+		r.Participants = &p
 	}
 	r.Streams = make([]Stream, 0, len(b.sources))
 	for _, src := range b.sources {

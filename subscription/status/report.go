@@ -42,9 +42,13 @@ type Report struct {
 	Pending    Pending  `json:"pending"`
 	// Waits lists the oldest transactions that cannot be applied yet, the one
 	// that the next batch waits for first.
-	Waits   []Wait  `json:"waits"`
-	Applied Applied `json:"applied"`
-	Target  Target  `json:"target"`
+	Waits []Wait `json:"waits"`
+	// Participants is set for a source whose commit records do not name them.
+	Participants *Participants `json:"participants,omitempty"`
+	// CopyOnly lists published tables whose changes are not in the stream.
+	CopyOnly []string `json:"copy_only,omitempty"`
+	Applied  Applied  `json:"applied"`
+	Target   Target   `json:"target"`
 	// Conflicts counts rows skipped under on_conflict: log, per target table.
 	Conflicts map[string]int64 `json:"conflicts"`
 	LastError *Failure         `json:"last_error"`
@@ -62,6 +66,19 @@ func (r *Report) Reached(ends map[dtx.Content]dtx.LSN) bool {
 		}
 	}
 	return true
+}
+
+// Participants is how working out the participants of commit records is doing.
+type Participants struct {
+	// Waiting counts records that were read and wait. GXID is the first of them, 0
+	// when none does; WaitSeconds is for how long, Contents for which segments.
+	Waiting     int           `json:"waiting"`
+	GXID        uint64        `json:"gxid,omitempty"`
+	Contents    []dtx.Content `json:"contents,omitempty"`
+	WaitSeconds float64       `json:"wait_seconds"`
+	// MedianSeconds and MaxSeconds are the delays of the latest records.
+	MedianSeconds float64 `json:"median_seconds"`
+	MaxSeconds    float64 `json:"max_seconds"`
 }
 
 // Stream is one source node.

@@ -100,6 +100,15 @@ func (r *Report) WriteText(out io.Writer) error {
 	a := r.Applied
 	fmt.Fprintf(w, "\nspool    %s of %s%s\n", Size(r.Spool.Bytes), Size(r.Spool.MaxBytes), full)
 	fmt.Fprintf(w, "pending  %d transactions, %d parts, %d rows, %s\n", r.Pending.Dtxs, r.Pending.Parts, r.Pending.Rows, Size(r.Pending.Bytes))
+	if p := r.Participants; p != nil {
+		fmt.Fprintf(w, "records  %d wait for their participants; the latest took %.0f ms (median), %.0f ms (most)\n", p.Waiting, 1000*p.MedianSeconds, 1000*p.MaxSeconds)
+		if p.GXID != 0 {
+			fmt.Fprintf(w, "  gxid %d for %.1f s, for word of content %v\n", p.GXID, p.WaitSeconds, p.Contents)
+		}
+	}
+	if len(r.CopyOnly) > 0 {
+		fmt.Fprintf(w, "copies only, changes are NOT replicated: %s\n", strings.Join(r.CopyOnly, ", "))
+	}
 	fmt.Fprintf(w, "applied  %d transactions, %d rows in %d batches (last batch %d at %s); now %.1f transactions/s, %.1f rows/s\n",
 		a.Dtxs, a.Rows, a.Batches, a.LastBatch, stamp(a.LastAt), a.DtxsPerSecond, a.RowsPerSecond)
 	fmt.Fprintf(w, "target   %s since %s", r.Target.Activity, stamp(r.Target.Since))

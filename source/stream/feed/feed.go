@@ -60,6 +60,9 @@ type Options struct {
 	// connection's: one of class stop ends the feed.
 	Resolve           func(context.Context) (string, error)
 	Slot, Publication string
+	// Plugin and PluginOptions are those of repl.Config.
+	Plugin        repl.Plugin
+	PluginOptions []repl.Option
 	// Streaming asks for in-progress transactions.
 	Streaming bool
 	// Expect is the server that the start position was recorded for; zero: the
@@ -96,6 +99,7 @@ func (o *Options) EnsureDefaults() {
 func (o *Options) repl() repl.Config {
 	c := repl.Config{
 		Content: o.Content, DSN: o.DSN, Slot: o.Slot, Publication: o.Publication, Streaming: o.Streaming,
+		Plugin: o.Plugin, Options: o.PluginOptions,
 		StatusInterval: o.StatusInterval, Timeout: o.Timeout,
 	}
 	c.EnsureDefaults()

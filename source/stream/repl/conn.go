@@ -168,6 +168,14 @@ type Slot struct {
 	TwoPhase  bool
 }
 
+// Reader names the session that reads the slot, as far as the server shows it.
+func (s *Slot) Reader() string {
+	if s.ActivePID == 0 {
+		return "another session"
+	}
+	return fmt.Sprintf("the session with pid %d", s.ActivePID)
+}
+
 // slotSQL reads columns that not every version has through JSON.
 const slotSQL = `SELECT slot_name, coalesce(plugin, ''), slot_type, coalesce(database, ''), active,
  coalesce(active_pid, 0), coalesce(restart_lsn, '0/0'), coalesce(confirmed_flush_lsn, '0/0'),
