@@ -3,6 +3,7 @@
 // name rules, options and errors. It holds no logic of its own.
 //
 //	apply/engine      folds a batch's changes and calls a Backend
+//	apply/ledger      keeps a subscription's record on its target, and its lock
 //	apply/shards      a target of stock PostgreSQL servers, by two-phase commit
 //	apply/cloudberry  a target cluster, through its coordinator
 //

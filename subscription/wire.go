@@ -11,6 +11,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/cloudberry"
+	"cbrepl/apply/ledger"
 	"cbrepl/apply/shards"
 	"cbrepl/catalog"
 	"cbrepl/coordinator"
@@ -287,14 +288,12 @@ func targetOptions(c *config.Config, tables []catalog.PublishedTable, log *slog.
 		engine.OnConflict = apply.ConflictLog
 	}
 	dsn := c.Target.Coordinator.DSN.Reveal()
-	s := shards.Options{Subscription: c.Subscription, Coordinator: dsn, Tables: tables, Names: m, Engine: engine, Logger: log}
+	common := ledger.Options{Subscription: c.Subscription, Tables: tables, Names: m, Engine: engine, Logger: log}
+	s := shards.Options{Options: common, Coordinator: dsn}
 	for _, n := range c.Target.Shards {
 		s.Shards = append(s.Shards, n.DSN.Reveal())
 	}
-	return s, cloudberry.Options{
-		Subscription: c.Subscription, Coordinator: dsn, Tables: tables, Names: m, Engine: engine, Logger: log,
-		FireTriggers: c.Apply.FireTriggers,
-	}, nil
+	return s, cloudberry.Options{Options: common, Coordinator: dsn, FireTriggers: c.Apply.FireTriggers}, nil
 }
 
 // newTarget makes the target of the configured kind. It connects to nothing.

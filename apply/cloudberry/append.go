@@ -67,7 +67,7 @@ func (b *backend) findAndDelete(ctx context.Context, f *tableFacts, op *apply.De
 	}
 	n, err := b.remove(ctx, f, op.N, op.Keys, op.Differ)
 	if err == nil && n != found.Rows {
-		err = stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", found.Rows, n, f.Table)
+		err = pgside.Stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", found.Rows, n, f.Table)
 	}
 	return found, err
 }
@@ -167,7 +167,7 @@ func (b *backend) updateAppendOnly(ctx context.Context, f *tableFacts, op *apply
 		return found, err
 	}
 	if deleted != found.Rows {
-		return found, stop(opRows, "The row's identity must be unique on the target",
+		return found, pgside.Stop(opRows, "The row's identity must be unique on the target",
 			"%d rows were to be replaced and %d deleted in table %s", found.Rows, deleted, t)
 	}
 	cols := append(append(append([]int(nil), op.Keys.Cols...), op.Set.Cols...), rest...)

@@ -4,59 +4,37 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
-	"cbrepl/faultinject"
 )
 
 const (
-	opApply  = "apply batch"
-	opCommit = "commit batch"
+	opApply  = ledger.OpApply
+	opCommit = ledger.OpCommit
 )
-
-// errNotOpen is what a call between a failure and the next Open gets.
-func errNotOpen(op string) error {
-	return retry(op, "", "the target is not open; Open comes first")
-}
 
 // Apply applies b: see the package comment for the steps. After an error the
 // target is closed for batches until Open.
 func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (apply.Result, error) {
-	if !t.open {
-		return apply.Result{}, errNotOpen(opApply)
-	}
-	err := pgside.CheckBatch(opApply, b, t.initialized, t.batch, func(c dtx.Content) (dtx.LSN, bool) {
-		i := t.position(c)
-		if i < 0 {
-			return 0, false
-		}
-		return t.positions[i].LSN, true
-	})
-	if err != nil {
+	if err := t.ledger.Begin(b); err != nil {
 		return apply.Result{}, err
 	}
-	t.tried = batchID{t.epoch, b.Seq}
 	res, err := t.apply(ctx, b, rows)
 	if err != nil {
-		t.open = false
+		t.ledger.Closed()
 		return apply.Result{}, t.bounded(err)
 	}
-	t.known, t.internal = t.tried, 0
+	t.internal = 0
 	return res, nil
 }
 
-// position finds a content among the recorded positions, or -1.
-func (t *Target) position(c dtx.Content) int {
-	return slices.IndexFunc(t.positions, func(p dtx.Position) bool { return p.Content == c })
-}
-
 func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res apply.Result, err error) {
-	if err := faultinject.Point("cloudberry.before_begin"); err != nil {
+	if err := point("before_begin"); err != nil {
 		return res, err
 	}
 	t.backend.startBatch()
@@ -66,18 +44,17 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 			return res, err
 		}
 	}
-	if err := faultinject.Point("cloudberry.before_commit"); err != nil {
+	if err := point("before_commit"); err != nil {
 		t.rollback(ctx)
 		return res, err
 	}
 	wrote := t.backend.begun
-	after := t.moved(b.Positions)
-	if err := t.commit(ctx, b, after); err != nil {
+	if err := t.commit(ctx, b); err != nil {
 		return res, err
 	}
-	t.batch, t.positions = b.Seq, after
+	t.ledger.Decided(b, nil)
 	t.backend.last = t.opts.now()
-	if err := faultinject.Point("cloudberry.after_commit"); err != nil {
+	if err := point("after_commit"); err != nil {
 		return res, err
 	}
 	t.count(func(s *Stats) {
@@ -90,25 +67,16 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 	return res, nil
 }
 
-// moved returns the recorded positions after ps.
-func (t *Target) moved(ps []dtx.Position) []dtx.Position {
-	out := slices.Clone(t.positions)
-	for _, p := range ps {
-		out[t.position(p.Content)].LSN = p.LSN
-	}
-	return out
-}
-
 // dedupByValues is up to how many dedup entries are written as values of the last
 // message instead of by COPY, which goes to every segment.
 const dedupByValues = 8
 
 // commit records positions, dedup set and batch number, and commits. It does not
 // stop half-way when ctx ends.
-func (t *Target) commit(ctx context.Context, b *dtx.Batch, after []dtx.Position) error {
+func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 	if err := ctx.Err(); err != nil { // told to stop: not begun
 		t.rollback(ctx)
-		return retry(opCommit, "", "stopped before batch %d was committed", b.Seq)
+		return pgside.Retry(opCommit, "", "stopped before batch %d was committed", b.Seq)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.opts.DecideTimeout)
 	defer cancel()
@@ -125,32 +93,32 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch, after []dtx.Position)
 	switch n := len(b.DedupAdd); {
 	case n > dedupByValues:
 		stmts = append(stmts, "COPY cbrepl.dedup (subscription, gxid, contents, lsns) FROM STDIN")
-		if _, err := t.srv.conn.CopyFrom(ctx, strings.NewReader(t.dedupLines(b.DedupAdd)), strings.Join(stmts, "; ")); err != nil {
+		if _, err := t.srv.Conn.CopyFrom(ctx, strings.NewReader(t.dedupLines(b.DedupAdd)), strings.Join(stmts, "; ")); err != nil {
 			t.rollback(ctx)
-			return fail(opCommit, t.srv.String(), err)
+			return t.srv.Fail(opCommit, err)
 		}
 		stmts = nil
 	case n > 0:
 		stmts = append(stmts, t.dedupValues(b.DedupAdd))
 	}
-	c, l := pgside.AppendPositions(nil, nil, after)
-	stmts = append(stmts, t.guarded(fmt.Sprintf(
-		"batch = %d, batch_epoch = %d, contents = '%s', lsns = '%s', decided_at = clock_timestamp()", b.Seq, t.epoch, c, l),
+	c, l := pgside.AppendPositions(nil, nil, t.ledger.Moved(b))
+	stmts = append(stmts, t.ledger.Guarded(fmt.Sprintf(
+		"batch = %d, batch_epoch = %d, contents = '%s', lsns = '%s', decided_at = clock_timestamp()", b.Seq, t.ledger.Epoch(), c, l),
 		b.Seq-1, "initialized"), "COMMIT")
-	results, err := t.srv.conn.Exec(ctx, strings.Join(stmts, "; ")).ReadAll()
+	results, err := t.srv.Conn.Exec(ctx, strings.Join(stmts, "; ")).ReadAll()
 	switch {
 	case err == nil && len(results) == len(stmts) && results[len(stmts)-1].CommandTag.String() == "COMMIT":
 		return nil
 	case err == nil:
 		// COMMIT of a failed transaction answers ROLLBACK, without an error.
-		return stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
-	case len(results) < len(stmts)-1 && pgside.SQLState(err) != "" && !t.srv.conn.IsClosed():
+		return pgside.Stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
+	case len(results) < len(stmts)-1 && pgside.SQLState(err) != "" && !t.srv.Conn.IsClosed():
 		// The server refused a statement before COMMIT.
 		t.rollback(ctx)
-		if pgside.SQLState(err) == stateFenced {
-			return t.fenced(opCommit)
+		if pgside.SQLState(err) == ledger.StateFenced {
+			return t.ledger.Fenced(opCommit, t.srv.Session)
 		}
-		return fail(opCommit, t.srv.String(), err)
+		return t.srv.Fail(opCommit, err)
 	}
 	t.count(func(s *Stats) { s.Unknown++ })
 	t.log.Warn("the outcome of a batch is not known", slog.Uint64("batch", b.Seq), slog.String("error", pgside.Clean(err).Error()))
@@ -159,26 +127,6 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch, after []dtx.Position)
 		Msg:  fmt.Sprintf("the %s did not confirm the commit of batch %d", t.srv, b.Seq),
 		Hint: "The next open reads from the target whether it was committed",
 	}
-}
-
-// guarded is a statement that changes the subscription's row, or fails with
-// stateFenced when that row is not this daemon's any more or not at the given
-// batch. A block is one statement without parameters, so that COMMIT can stand
-// behind it in one message. What goes into it is numbers, LSNs, a checked name
-// and a uuid.
-func (t *Target) guarded(set string, batch uint64, and string) string {
-	return fmt.Sprintf(`DO $cbrepl$ BEGIN
-UPDATE cbrepl.subscription SET %s WHERE name = '%s' AND token = '%s' AND epoch = %d AND batch = %d AND %s;
-IF NOT FOUND THEN RAISE EXCEPTION USING ERRCODE = '%s', MESSAGE = 'the subscription belongs to another daemon'; END IF;
-END $cbrepl$`, set, t.opts.Subscription, t.token, t.epoch, batch, and, stateFenced)
-}
-
-// fenced is the end of a daemon that has been replaced. The class is retry: the
-// next Open tells whether the other daemon is still there.
-func (t *Target) fenced(op string) error {
-	return retry(op, "Only one daemon may run a subscription",
-		"epoch %d of subscription %s is over: another daemon has raised it on the %s, or the subscription was dropped; nothing is written",
-		t.epoch, t.opts.Subscription, t.srv)
 }
 
 // dropDedup deletes the entries that go, those to be replaced included.
@@ -232,17 +180,17 @@ func (t *Target) dedupLines(add []dtx.DedupEntry) string {
 // the session ends.
 func (t *Target) rollback(ctx context.Context) {
 	s := t.srv
-	if s.conn == nil || s.conn.IsClosed() || s.conn.IsBusy() {
-		s.close()
+	if s.Conn == nil || s.Conn.IsClosed() || s.Conn.IsBusy() {
+		s.Close()
 		return
 	}
-	if s.conn.TxStatus() == 'I' {
+	if s.Conn.TxStatus() == 'I' {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	if err := s.simple(ctx, "ROLLBACK"); err != nil {
+	if err := s.Exec(ctx, "ROLLBACK"); err != nil {
 		t.log.Warn("a failed batch is not rolled back yet; the end of its session does it", slog.String("error", pgside.Clean(err).Error()))
-		s.close()
+		s.Close()
 	}
 }

@@ -166,12 +166,12 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 	for _, q := range qs {
 		batch.ExecParams(q.String(), q.params, q.oids, q.formats, nil)
 	}
-	results, err := b.s.conn.ExecBatch(ctx, &batch).ReadAll()
+	results, err := b.s.Conn.ExecBatch(ctx, &batch).ReadAll()
 	if err != nil {
 		return results[min(len(pre), len(results)):], err
 	}
 	if len(results) != len(pre)+len(qs) {
-		return nil, stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
+		return nil, pgside.Stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
 	}
 	return results[len(pre):], nil
 }
@@ -179,12 +179,12 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 // explain runs what stands ahead of statements and reports their plans.
 func (b *backend) explain(ctx context.Context, pre []string, qs []*query, report func(string)) error {
 	if len(pre) > 0 {
-		if err := b.s.simple(ctx, strings.Join(pre, "; ")); err != nil {
+		if err := b.s.Exec(ctx, strings.Join(pre, "; ")); err != nil {
 			return err
 		}
 	}
 	for _, q := range qs {
-		res := b.s.conn.ExecParams(ctx, "EXPLAIN "+q.String(), q.params, q.oids, q.formats, nil).Read()
+		res := b.s.Conn.ExecParams(ctx, "EXPLAIN "+q.String(), q.params, q.oids, q.formats, nil).Read()
 		if res.Err != nil {
 			return res.Err
 		}
@@ -208,7 +208,7 @@ func (b *backend) one(ctx context.Context, q *query) (*pgconn.Result, error) {
 
 // plain executes statements without parameters.
 func (b *backend) plain(ctx context.Context, sql string) error {
-	return b.s.simple(ctx, strings.Join(append(b.takePrefix(), sql), "; "))
+	return b.s.Exec(ctx, strings.Join(append(b.takePrefix(), sql), "; "))
 }
 
 // Truncate empties tables.
@@ -221,7 +221,7 @@ func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*catalog
 
 // KeepAlive runs an empty query.
 func (b *backend) KeepAlive(ctx context.Context, _ dtx.Content) error {
-	if err := b.s.simple(ctx, ";"); err != nil {
+	if err := b.s.Exec(ctx, ";"); err != nil {
 		return fail(opRows, "", err)
 	}
 	return nil
@@ -273,7 +273,7 @@ func (b *backend) insert(ctx context.Context, op *apply.CopyOp) (int64, error) {
 		return b.insertValues(ctx, op)
 	}
 	sql := strings.Join(append(b.takePrefix(), pgside.CopySQL(op.Table, op.Cols)), "; ")
-	tag, err := b.s.conn.CopyFrom(ctx, bytes.NewReader(op.Data), sql)
+	tag, err := b.s.Conn.CopyFrom(ctx, bytes.NewReader(op.Data), sql)
 	if err != nil {
 		return 0, err
 	}

@@ -55,7 +55,7 @@ func inBatch(t *testing.T, tg *Target, f func(b *backend)) {
 
 func sessionRows(t *testing.T, tg *Target, sql string) []string {
 	t.Helper()
-	rows, err := tg.srv.query(testCtx(t), sql)
+	rows, err := tg.srv.Query(testCtx(t), sql)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,8 +262,8 @@ func TestDigits(t *testing.T) {
 	w.apply(tg, src)
 	sess := w.one("SELECT sess_id FROM pg_stat_activity WHERE application_name = 'cbrepl:" + w.opts.Subscription + "'")
 	w.query("SELECT pg_terminate_backend(pid) FROM gp_dist_random('pg_stat_activity') WHERE sess_id = " + sess)
-	for ctx := testCtx(t); tg.srv.simple(ctx, "SELECT count(*) FROM "+w.schema+".p") != nil; {
-		if ctx.Err() != nil || tg.srv.conn.IsClosed() {
+	for ctx := testCtx(t); tg.srv.Exec(ctx, "SELECT count(*) FROM "+w.schema+".p") != nil; {
+		if ctx.Err() != nil || tg.srv.Conn.IsClosed() {
 			t.Fatal("the session does not get new worker processes")
 		}
 	}

@@ -123,7 +123,7 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 	if s.facts.has("pg_class.relrowsecurity") {
 		rowSecurity = "row_security_active(c.oid)"
 	}
-	rows, err := s.query(ctx, `
+	rows, err := s.Query(ctx, `
 		SELECT n.nspname, c.relname, c.oid, `+s.facts.storageExpr()+`, `+s.facts.partitionedExpr()+`, `+rowSecurity+`,
 		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
 		                             WHERE NOT has_table_privilege(c.oid, p)), ','),
@@ -135,7 +135,7 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 		LEFT JOIN gp_distribution_policy p ON p.localoid = c.oid
 		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')`, pgside.TextArray(schemas), pgside.TextArray(list))
 	if err != nil {
-		return nil, fail(opCatalogue, s.String(), err)
+		return nil, s.Fail(opCatalogue, err)
 	}
 	ts := &tables{byName: map[catalog.Name]*tableFacts{}, byOID: map[uint32]*tableFacts{}}
 	var oids []string
@@ -224,22 +224,22 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 	if s.facts.has("pg_collation.collisdeterministic") {
 		nondeterministic = "coalesce(NOT l.collisdeterministic, false)"
 	}
-	rows, err := s.query(ctx, `
+	rows, err := s.Query(ctx, `
 		SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attnotnull, a.atthasdef, `+identity+`, `+generated+`,
 		       format_type(a.atttypid, a.atttypmod), `+nondeterministic+`
 		FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
 		WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 		ORDER BY a.attrelid, a.attnum`, oids)
 	if err != nil {
-		return nil, fail(opCatalogue, s.String(), err)
+		return nil, s.Fail(opCatalogue, err)
 	}
 	list := make([]uint32, len(rows))
 	for i, r := range rows {
 		list[i] = pgside.OID(r[3])
 	}
 	types, err := pgside.ReadTypes(opCatalogue, s.String(), list, s.facts.has("pg_range.rngmultitypid"), func(sql, arg string) ([][][]byte, error) {
-		rows, err := s.query(ctx, sql, arg)
-		return rows, fail(opCatalogue, s.String(), err)
+		rows, err := s.Query(ctx, sql, arg)
+		return rows, s.Fail(opCatalogue, err)
 	})
 	if err != nil {
 		return nil, err
@@ -256,10 +256,10 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 
 // readPolicies fills the tables' distribution policies.
 func readPolicies(ctx context.Context, s *server, ts *tables, attrs map[attrKey]int, policies map[uint32][4]string) error {
-	rows, err := s.query(ctx, `SELECT o.oid, o.opcname, n.nspname FROM pg_opclass o JOIN pg_namespace n ON n.oid = o.opcnamespace
+	rows, err := s.Query(ctx, `SELECT o.oid, o.opcname, n.nspname FROM pg_opclass o JOIN pg_namespace n ON n.oid = o.opcnamespace
 		JOIN pg_am m ON m.oid = o.opcmethod WHERE m.amname = 'hash'`)
 	if err != nil {
-		return fail(opCatalogue, s.String(), err)
+		return s.Fail(opCatalogue, err)
 	}
 	classes := map[string][2]string{}
 	for _, r := range rows {
@@ -284,11 +284,11 @@ func readPolicies(ctx context.Context, s *server, ts *tables, attrs map[attrKey]
 		for i, k := range keys {
 			c, ok := attrs[attrKey{oid, int(pgside.Atoi([]byte(k)))}]
 			if !ok || i >= len(opclasses) {
-				return stop(opCatalogue, "Check the table with gpcheckcat", "the distribution policy of table %s names columns that it does not have", f.Table)
+				return pgside.Stop(opCatalogue, "Check the table with gpcheckcat", "the distribution policy of table %s names columns that it does not have", f.Table)
 			}
 			class, ok := classes[opclasses[i]]
 			if !ok {
-				return stop(opCatalogue, "Check the table with gpcheckcat", "the distribution policy of table %s names an operator class that does not exist", f.Table)
+				return pgside.Stop(opCatalogue, "Check the table with gpcheckcat", "the distribution policy of table %s names an operator class that does not exist", f.Table)
 			}
 			f.customClass = f.customClass || class[1] != "pg_catalog"
 			f.Policy.Columns = append(f.Policy.Columns, router.Column{

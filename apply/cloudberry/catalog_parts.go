@@ -41,12 +41,12 @@ func readLeaves(ctx context.Context, s *server, ts *tables) error {
 	if roots == "" {
 		return nil
 	}
-	rows, err := s.query(ctx, partsSQL+`
+	rows, err := s.Query(ctx, partsSQL+`
 		SELECT p.root, c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), `+s.facts.storageExpr()+`
 		FROM parts p JOIN pg_class c ON c.oid = p.rel JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind <> 'p' AND NOT EXISTS (SELECT 1 FROM pg_inherits h WHERE h.inhparent = c.oid)`, roots)
 	if err != nil {
-		return fail(opCatalogue, s.String(), err)
+		return s.Fail(opCatalogue, err)
 	}
 	// The root's own storage says nothing: its partitions have theirs.
 	for _, f := range ts.byOID {
@@ -83,10 +83,10 @@ func readPartitionKeys(ctx context.Context, s *server, ts *tables, attrs map[att
 		}
 	}
 	if s.facts.has("pg_partition.parrelid") {
-		rows, err := s.query(ctx, `SELECT parrelid, array_to_string(paratts::int2[], ',') FROM pg_partition
+		rows, err := s.Query(ctx, `SELECT parrelid, array_to_string(paratts::int2[], ',') FROM pg_partition
 			WHERE parrelid = ANY ($1::oid[]) AND NOT paristemplate`, roots)
 		if err != nil {
-			return fail(opCatalogue, s.String(), err)
+			return s.Fail(opCatalogue, err)
 		}
 		for _, r := range rows {
 			f := ts.byOID[pgside.OID(r[0])]
@@ -140,8 +140,8 @@ func readHazards(ctx context.Context, s *server, oids string, ts *tables) error 
 // catalogueQuery runs a statement about some tables.
 func (s *server) catalogueQuery(ctx context.Context) func(sql, oids string) ([][][]byte, error) {
 	return func(sql, oids string) ([][][]byte, error) {
-		rows, err := s.query(ctx, sql, oids)
-		return rows, fail(opCatalogue, s.String(), err)
+		rows, err := s.Query(ctx, sql, oids)
+		return rows, s.Fail(opCatalogue, err)
 	}
 }
 
@@ -155,7 +155,7 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 		// constraint.
 		attached = "AND (p.root = p.rel OR NOT EXISTS (SELECT 1 FROM pg_inherits h WHERE h.inhrelid = i.indexrelid))"
 	}
-	rows, err := s.query(ctx, partsSQL+`
+	rows, err := s.Query(ctx, partsSQL+`
 		SELECT p.root, p.rel, x.relname, i.indisprimary, i.indisexclusion,
 		       NOT i.indimmediate OR coalesce(k.condeferrable, false),
 		       i.indexprs IS NULL AND i.indpred IS NULL,
@@ -173,7 +173,7 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 		WHERE i.indisready AND (i.indisunique OR i.indisexclusion OR i.indisvalid AND p.root = p.rel) `+attached+`
 		ORDER BY p.root, i.indisprimary DESC, p.rel <> p.root, x.relname`, oids)
 	if err != nil {
-		return fail(opCatalogue, s.String(), err)
+		return s.Fail(opCatalogue, err)
 	}
 	partAttrs, err := readPartitionColumns(ctx, s, rows)
 	if err != nil {
@@ -260,10 +260,10 @@ func readPartitionColumns(ctx context.Context, s *server, rows [][][]byte) (map[
 	if len(parts) == 0 {
 		return out, nil
 	}
-	found, err := s.query(ctx, `SELECT attrelid, attnum, attname FROM pg_attribute
+	found, err := s.Query(ctx, `SELECT attrelid, attnum, attname FROM pg_attribute
 		WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped`, "{"+strings.Join(parts, ",")+"}")
 	if err != nil {
-		return nil, fail(opCatalogue, s.String(), err)
+		return nil, s.Fail(opCatalogue, err)
 	}
 	for _, r := range found {
 		out[attrKey{pgside.OID(r[0]), int(pgside.Atoi(r[1]))}] = string(r[2])

@@ -11,6 +11,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/apply/engine"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
@@ -19,19 +20,19 @@ import (
 // the lock and without changing anything. It must not be called while the target
 // is open. The error names every problem with its remedy.
 func (t *Target) Check(ctx context.Context) error {
-	if t.open {
-		return stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+	if t.ledger.IsOpen() {
+		return pgside.Stop(opOpen, "This is a fault of cbrepl", "the target is already open")
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
-	defer t.srv.close()
+	defer t.srv.Close()
 	if err := t.connect(ctx); err != nil {
 		return err
 	}
-	if err := t.srv.checkPrepared(ctx, opOpen); err != nil {
+	if err := ledger.CheckPrepared(ctx, t.srv.Session, opOpen, ledger.Objects); err != nil {
 		return err
 	}
-	if _, err := t.readSubscription(ctx, opOpen); err != nil {
+	if _, err := t.ledger.ReadRow(ctx, opOpen); err != nil {
 		return err
 	}
 	return t.readCatalogue(ctx)
@@ -136,7 +137,7 @@ func (t *Target) checkRole(ts *tables) []error {
 		t.log.Warn("the role may not set session_replication_role; triggers and rules fire for replicated rows",
 			slog.String("role", role), slog.String("firing", list))
 	default:
-		return []error{stop(opCatalogue,
+		return []error{pgside.Stop(opCatalogue,
 			"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), disable them, or set apply.fire_triggers: true to let them fire",
 			"role %s may not set session_replication_role, and replicated rows would fire: %s", role, list)}
 	}

@@ -5,11 +5,9 @@ import (
 	"fmt"
 
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 )
-
-// stateFenced is the SQLSTATE that the fence raises.
-const stateFenced = "CBF01"
 
 // maxInternal is how many internal errors in a row are taken for a segment's
 // trouble; a lost gang and a failed PREPARE broadcast are reported that way.
@@ -17,7 +15,7 @@ const maxInternal = 5
 
 // faults says what the errors of such a cluster mean.
 var faults = pgside.Faults{
-	Passing: []string{stateFenced, pgside.StateInternal}, // the latter bounded by Target.bounded
+	Passing: []string{ledger.StateFenced, pgside.StateInternal}, // the latter bounded by Target.bounded
 	Hints: map[string]string{
 		pgside.StateDiskFull:         "Free disk space on that host, then start the daemon again with `cbrepl run`",
 		pgside.StateInsufficientPriv: "Grant the role what docs/target-cloudberry.md lists",
@@ -51,16 +49,6 @@ func fail(op, where string, err error) error { return faults.Wrap(op, where, err
 
 // dataFault wraps an error of a statement about rows.
 func dataFault(err error) error { return faults.Data(opRows, err) }
-
-// stop builds an error that a person must act on.
-func stop(op, hint, format string, args ...any) error {
-	return &dtx.Error{Op: op, Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
-}
-
-// retry builds an error that passes by itself.
-func retry(op, hint, format string, args ...any) error {
-	return &dtx.Error{Op: op, Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassRetry}
-}
 
 // bounded counts internal errors: they are retried, for a lost segment process is
 // reported that way, but not forever, for so is a fault of the server itself.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 )
 
@@ -30,7 +31,7 @@ func TestClassify(t *testing.T) {
 
 // Internal errors are retried a few times, then stop.
 func TestInternalErrorsAreBounded(t *testing.T) {
-	tg, err := New(Options{Subscription: "x", Coordinator: "host=h"})
+	tg, err := New(Options{Options: ledger.Options{Subscription: "x"}, Coordinator: "host=h"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestInternalErrorsAreBounded(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	o := Options{Subscription: "Not good"}
+	o := Options{Options: ledger.Options{Subscription: "Not good"}}
 	o.EnsureDefaults()
 	o.LockWait = -1
 	err := o.Validate()

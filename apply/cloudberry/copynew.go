@@ -25,7 +25,7 @@ func (b *backend) copyNew(ctx context.Context, op *apply.CopyOp) (int64, error) 
 		return n, err
 	}
 	if len(op.Cols) == 0 {
-		return 0, stop(opRows, "", "rows without columns repeat each other in table %s", op.Table)
+		return 0, pgside.Stop(opRows, "", "rows without columns repeat each other in table %s", op.Table)
 	}
 	rows := slices.Collect(bytes.Lines(op.Data))
 	if rows, err = b.newRows(ctx, op, rows); err != nil {

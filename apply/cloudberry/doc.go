@@ -1,9 +1,9 @@
 // Package cloudberry applies batches to a Cloudberry or Greenplum cluster through
 // its coordinator: one batch is one ordinary distributed transaction there, and
 // the server places the rows and commits in two phases. The package owns the
-// session, the state schema cbrepl, fencing, the SQL shapes that are right on
+// session, the SQL shapes that are right on
 // such a cluster, and the reading of its catalogue. It never chooses what enters
-// a batch and never maps or folds rows (package apply does).
+// a batch and never maps or folds rows (apply/engine does).
 //
 // # One session
 //

@@ -269,7 +269,7 @@ type addresses map[string][]string
 func (im *images) deleteAddresses(ctx context.Context, rel string, a addresses) error {
 	leaf := im.f.leaf(rel)
 	if leaf == nil {
-		return retry(opRows, "It is tried again", "table %s has got a new partition meanwhile", im.f.Table)
+		return pgside.Retry(opRows, "It is tried again", "table %s has got a new partition meanwhile", im.f.Table)
 	}
 	q := new(query)
 	segs := make([]string, 0, len(a))
@@ -309,7 +309,7 @@ func (im *images) deleteAddresses(ctx context.Context, rel string, a addresses) 
 		return err
 	}
 	if got := res.CommandTag.RowsAffected(); got != int64(n) {
-		return stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", n, got, im.f.Table)
+		return pgside.Stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", n, got, im.f.Table)
 	}
 	return nil
 }
@@ -347,7 +347,7 @@ func (im *images) deleteReplicated(ctx context.Context, g *imageGroup, set apply
 		return err
 	}
 	if got := res.CommandTag.RowsAffected(); got != int64(len(found.Rows)) {
-		return stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", len(found.Rows), got, t)
+		return pgside.Stop(opRows, "Another session writes to the table", "%d rows were found and %d deleted in table %s", len(found.Rows), got, t)
 	}
 	wanted := im.op.Ordinals || len(im.op.Fetch) > 0
 	var again []byte

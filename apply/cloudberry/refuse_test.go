@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"cbrepl/apply/conformance"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab"
@@ -97,7 +98,7 @@ func TestRefusedServers(t *testing.T) {
 
 func TestRefusedPostgreSQL(t *testing.T) {
 	srv := lab.ServerForTest(t, lab.Options{})
-	tg, err := New(Options{Subscription: "x", Coordinator: srv.DSN()})
+	tg, err := New(Options{Options: ledger.Options{Subscription: "x"}, Coordinator: srv.DSN()})
 	if err != nil {
 		t.Fatal(err)
 	}

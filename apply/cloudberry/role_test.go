@@ -142,8 +142,8 @@ func TestTriggers(t *testing.T) {
 	// its settings.
 	sess := w.one("SELECT sess_id FROM pg_stat_activity WHERE application_name = 'cbrepl:" + w.opts.Subscription + "'")
 	w.query("SELECT pg_terminate_backend(pid) FROM gp_dist_random('pg_stat_activity') WHERE sess_id = " + sess)
-	for ctx := testCtx(t); tg.srv.simple(ctx, "SELECT count(*) FROM "+w.schema+".t") != nil; {
-		if ctx.Err() != nil || tg.srv.conn.IsClosed() {
+	for ctx := testCtx(t); tg.srv.Exec(ctx, "SELECT count(*) FROM "+w.schema+".t") != nil; {
+		if ctx.Err() != nil || tg.srv.Conn.IsClosed() {
 			t.Fatal("the session does not get new worker processes")
 		}
 	}

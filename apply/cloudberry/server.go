@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"cbrepl/apply/internal/pgside"
 )
 
@@ -23,8 +21,7 @@ const (
 // server is the target's coordinator and this daemon's session on it. It is used
 // by one goroutine at a time.
 type server struct {
-	cfg   *pgconn.Config
-	conn  *pgconn.PgConn
+	*pgside.Session
 	facts facts
 }
 
@@ -50,29 +47,22 @@ type facts struct {
 func (f *facts) has(column string) bool { return f.columns[column] }
 
 func newServer(dsn string) (*server, error) {
-	cfg, err := pgside.Config(serverName, dsn)
+	s, err := pgside.NewSession(serverName, dsn, map[string]string{"client_encoding": "UTF8"}, &faults)
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["client_encoding"] = "UTF8"
-	return &server{cfg: cfg}, nil
+	return &server{Session: s}, nil
 }
-
-// String names the server with its address, for messages.
-func (s *server) String() string { return pgside.Place(serverName, s.cfg) }
 
 // connect opens the session, reads the server's facts and makes the settings.
 func (s *server) connect(ctx context.Context, appName string, o *Options) error {
-	s.close()
-	cfg := s.cfg.Copy()
-	cfg.RuntimeParams["application_name"] = appName
-	conn, err := pgconn.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return faults.Connect(opConnect, s.String(), err)
+	s.Close()
+	if err := s.Connect(ctx, appName); err != nil {
+		return err
 	}
-	s.conn, s.facts = conn, facts{}
-	if err := pgside.PinValues(ctx, s.conn); err != nil {
-		return fail(opConnect, s.String(), err)
+	s.facts = facts{}
+	if err := pgside.PinValues(ctx, s.Conn); err != nil {
+		return s.Fail(opConnect, err)
 	}
 	if err := s.probe(ctx); err != nil {
 		return err
@@ -89,33 +79,33 @@ var probedRelations = []string{
 
 // probe finds out what kind of server this is.
 func (s *server) probe(ctx context.Context) error {
-	rows, err := s.query(ctx, `
+	rows, err := s.Query(ctx, `
 		SELECT c.relname || '.' || a.attname FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
 		WHERE n.nspname = 'pg_catalog' AND a.attnum > 0 AND NOT a.attisdropped
 		  AND c.relname::text = ANY ($1::text[])`, pgside.TextArray(probedRelations))
 	if err != nil {
-		return fail(opConnect, s.String(), err)
+		return s.Fail(opConnect, err)
 	}
 	s.facts.columns = make(map[string]bool, len(rows))
 	for _, r := range rows {
 		s.facts.columns[string(r[0])] = true
 	}
 	if !s.facts.has("gp_segment_configuration.content") {
-		return stop(opConnect, "Name the coordinator of a Cloudberry or Greenplum cluster; for PostgreSQL servers as shards set target.kind to shards",
+		return pgside.Stop(opConnect, "Name the coordinator of a Cloudberry or Greenplum cluster; for PostgreSQL servers as shards set target.kind to shards",
 			"the %s is not a Cloudberry or Greenplum server", s)
 	}
 	if !s.facts.has("gp_distribution_policy.numsegments") || !s.facts.has("gp_distribution_policy.distclass") {
-		return stop(opConnect, "Use Greenplum 6 or newer, or Cloudberry", "the %s runs a server older than Greenplum 6", s)
+		return pgside.Stop(opConnect, "Use Greenplum 6 or newer, or Cloudberry", "the %s runs a server older than Greenplum 6", s)
 	}
-	rows, err = s.query(ctx, `
+	rows, err = s.Query(ctx, `
 		SELECT d.oid, current_user, pg_encoding_to_char(d.encoding), pg_is_in_recovery(), current_setting('gp_role'),
 		       (SELECT count(*) FROM pg_catalog.gp_segment_configuration WHERE content >= 0 AND role = 'p'),
 		       has_database_privilege(d.oid, 'TEMPORARY')
 		FROM pg_catalog.pg_database d WHERE d.datname = current_database()`)
 	if err != nil {
-		return fail(opConnect, s.String(), err)
+		return s.Fail(opConnect, err)
 	}
 	r := rows[0]
 	s.facts.database = pgside.OID(r[0])
@@ -124,13 +114,13 @@ func (s *server) probe(ctx context.Context) error {
 	s.facts.temp = string(r[6]) == "t"
 	switch {
 	case string(r[2]) != "UTF8":
-		return stop(opConnect, "Create the database with ENCODING 'UTF8'",
+		return pgside.Stop(opConnect, "Create the database with ENCODING 'UTF8'",
 			"the %s has encoding %s; rows are written as UTF8 and would be converted, with loss or errors", s, r[2])
 	case string(r[3]) == "t":
-		return retry(opConnect, "Name the active coordinator in the connection string, or activate this one",
+		return pgside.Retry(opConnect, "Name the active coordinator in the connection string, or activate this one",
 			"the %s is a standby", s)
 	case string(r[4]) != "dispatch":
-		return stop(opConnect, "Connect to the coordinator's port, without gp_role or gp_session_role in the connection string",
+		return pgside.Stop(opConnect, "Connect to the coordinator's port, without gp_role or gp_session_role in the connection string",
 			"the %s gives a session in role %s: it is a segment, or a session in utility mode; rows written there would be on one node only", s, r[4])
 	}
 	return nil
@@ -192,8 +182,8 @@ func (s *server) settings(ctx context.Context, o *Options) error {
 		fmt.Fprintf(&sql, "set_config($%d, $%d, false)", 2*i+1, 2*i+2)
 		args = append(args, kv[0], kv[1])
 	}
-	if _, err := s.query(ctx, sql.String(), args...); err != nil {
-		return fail(opConnect, s.String(), err)
+	if _, err := s.Query(ctx, sql.String(), args...); err != nil {
+		return s.Fail(opConnect, err)
 	}
 	known, err := s.known(ctx)
 	if err != nil {
@@ -212,8 +202,8 @@ func (s *server) settings(ctx context.Context, o *Options) error {
 	s.facts.tableLocks = known["gp_enable_global_deadlock_detector"] != "on"
 	// A batch must be on disk when it is reported as applied.
 	if known["synchronous_commit"] == "off" {
-		if _, err := s.query(ctx, `SELECT set_config('synchronous_commit', 'local', false)`); err != nil {
-			return fail(opConnect, s.String(), err)
+		if _, err := s.Query(ctx, `SELECT set_config('synchronous_commit', 'local', false)`); err != nil {
+			return s.Fail(opConnect, err)
 		}
 	}
 	// Triggers and rules do not fire for replicated rows. The setting is not
@@ -228,9 +218,9 @@ func (s *server) known(ctx context.Context) (map[string]string, error) {
 	for _, kv := range wanted {
 		names = append(names, kv[0])
 	}
-	rows, err := s.query(ctx, `SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[])`, pgside.TextArray(names))
+	rows, err := s.Query(ctx, `SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[])`, pgside.TextArray(names))
 	if err != nil {
-		return nil, fail(opConnect, s.String(), err)
+		return nil, s.Fail(opConnect, err)
 	}
 	out := make(map[string]string, len(rows))
 	for _, r := range rows {
@@ -241,26 +231,9 @@ func (s *server) known(ctx context.Context) (map[string]string, error) {
 
 // try makes a setting and reports whether the server took it.
 func (s *server) try(ctx context.Context, name, value string) (bool, error) {
-	_, err := s.query(ctx, `SELECT set_config($1, $2, false)`, name, value)
+	_, err := s.Query(ctx, `SELECT set_config($1, $2, false)`, name, value)
 	if err != nil && pgside.SQLState(err) == "" {
-		return false, fail(opConnect, s.String(), err)
+		return false, s.Fail(opConnect, err)
 	}
 	return err == nil, nil
-}
-
-// query runs one statement with text parameters and returns its rows as text.
-func (s *server) query(ctx context.Context, sql string, args ...string) ([][][]byte, error) {
-	return pgside.Query(ctx, s.conn, sql, args...)
-}
-
-// simple runs statements without parameters.
-func (s *server) simple(ctx context.Context, sql string) error {
-	return s.conn.Exec(ctx, sql).Close()
-}
-
-// close ends the session. Whatever transaction is open is rolled back by the
-// server; the call does not wait for a network that is gone.
-func (s *server) close() {
-	pgside.Close(s.conn)
-	s.conn = nil
 }

@@ -79,7 +79,7 @@ func (b *backend) stage(ctx context.Context, f *tableFacts, n int, sets ...named
 	}
 	s.filled = true
 	sql := strings.Join(append(b.takePrefix(), "COPY pg_temp."+s.name+" (o, "+strings.Join(cols, ", ")+") FROM STDIN"), "; ")
-	if _, err := b.s.conn.CopyFrom(ctx, newLines(n, sets), sql); err != nil {
+	if _, err := b.s.Conn.CopyFrom(ctx, newLines(n, sets), sql); err != nil {
 		return nil, err
 	}
 	b.t.count(func(s *Stats) { s.Staged++ })

@@ -7,7 +7,8 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/engine"
-	"cbrepl/dtx"
+	"cbrepl/apply/ledger"
+	"cbrepl/faultinject"
 )
 
 var _ apply.Target = (*Target)(nil)
@@ -15,25 +16,11 @@ var _ apply.Target = (*Target)(nil)
 // Target applies the batches of one subscription. Its methods are called from
 // one goroutine at a time, Stats from any.
 type Target struct {
-	opts Options
-	log  *slog.Logger
-	srv  *server
+	opts   Options
+	log    *slog.Logger
+	srv    *server
+	ledger *ledger.Ledger
 
-	open        bool
-	epoch       uint64
-	token       string
-	initialized bool
-	// batch is the last batch committed, positions what stands recorded with it.
-	batch     uint64
-	positions []dtx.Position
-	// known is the last decision this Target has seen, tried the one it may have
-	// made since without learning the outcome. A third one on the next Open is
-	// another daemon's.
-	known, tried batchID
-	haveKnown    bool
-	// session identifies the session of the last Open, which may outlive a lost
-	// connection and still hold the lock.
-	session sessionID
 	// internal counts internal errors since the last batch applied.
 	internal int
 
@@ -69,8 +56,13 @@ func New(o Options) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Target{opts: o, log: o.Logger, srv: srv}, nil
+	t := &Target{opts: o, log: o.Logger, srv: srv}
+	t.ledger = ledger.New(srv.Session, &t.opts.Options, point)
+	return t, nil
 }
+
+// point is a place between two durable steps; see the package comment.
+func point(name string) error { return faultinject.Point("cloudberry." + name) }
 
 // Stats returns the counters.
 func (t *Target) Stats() Stats {
@@ -87,8 +79,8 @@ func (t *Target) count(f func(s *Stats)) {
 
 // Close gives up lock and connection. An open transaction is rolled back.
 func (t *Target) Close() error {
-	t.open = false
-	t.srv.close()
+	t.ledger.Closed()
+	t.srv.Close()
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/lab/clustertest"
@@ -62,7 +63,10 @@ func worldOn(t testing.TB, dsn string) *world {
 	w.old = w.one("SELECT count(*) FROM pg_attribute WHERE attrelid = 'pg_class'::regclass AND attname = 'relstorage'") == "1"
 	w.exec("CREATE SCHEMA " + w.schema)
 	t.Cleanup(func() { w.exec("DROP SCHEMA " + w.schema + " CASCADE") })
-	w.opts = Options{Subscription: fmt.Sprintf("sub_%d", schemas), Coordinator: w.dsn, LockWait: 300 * time.Millisecond}
+	w.opts = Options{
+		Options:     ledger.Options{Subscription: fmt.Sprintf("sub_%d", schemas), LockWait: 300 * time.Millisecond},
+		Coordinator: w.dsn,
+	}
 	if os.Getenv("CBREPL_TEST_LOG") != "" {
 		w.opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}

@@ -8,10 +8,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cbrepl/apply"
 	"cbrepl/apply/cloudberry"
 	"cbrepl/apply/conformance"
+	"cbrepl/apply/ledger"
 	"cbrepl/lab"
 	"cbrepl/lab/clustertest"
 	"cbrepl/router"
@@ -125,7 +127,10 @@ func (c *cluster) Create(t testing.TB, tab *conformance.Table) {
 }
 
 func (c *cluster) Target(t testing.TB, o conformance.TargetOptions) apply.Target {
-	opts := cloudberry.Options{Subscription: o.Subscription, Coordinator: c.dsn, Tables: o.Tables, Engine: o.Engine, LockWait: 300 * 1e6}
+	opts := cloudberry.Options{
+		Options:     ledger.Options{Subscription: o.Subscription, Tables: o.Tables, Engine: o.Engine, LockWait: 300 * time.Millisecond},
+		Coordinator: c.dsn,
+	}
 	if err := cloudberry.Prepare(context.Background(), opts); err != nil {
 		t.Fatalf("prepare: %v", err)
 	}

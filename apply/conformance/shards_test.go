@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"cbrepl/apply"
 	"cbrepl/apply/conformance"
+	"cbrepl/apply/ledger"
 	"cbrepl/apply/shards"
 	"cbrepl/dtx"
 	"cbrepl/lab"
@@ -88,8 +90,8 @@ func (s *stock) Create(t testing.TB, tab *conformance.Table) {
 
 func (s *stock) Target(t testing.TB, o conformance.TargetOptions) apply.Target {
 	opts := shards.Options{
-		Subscription: o.Subscription, Coordinator: s.cluster.DSN(), Shards: s.cluster.SegmentDSNs(),
-		Tables: o.Tables, Engine: o.Engine, LockWait: 300 * 1e6,
+		Options:     ledger.Options{Subscription: o.Subscription, Tables: o.Tables, Engine: o.Engine, LockWait: 300 * time.Millisecond},
+		Coordinator: s.cluster.DSN(), Shards: s.cluster.SegmentDSNs(),
 	}
 	if err := shards.Prepare(context.Background(), opts); err != nil {
 		t.Fatalf("prepare: %v", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
@@ -12,12 +13,13 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 )
 
 const (
-	opApply  = "apply batch"
-	opCommit = "commit batch"
+	opApply  = ledger.OpApply
+	opCommit = ledger.OpCommit
 )
 
 // phase is how far a batch has come on a shard.
@@ -30,31 +32,17 @@ const (
 	prepared
 )
 
-// errNotOpen is what a call between a failure and the next Open gets.
-func errNotOpen(op string) error {
-	return retry(op, "", "the target is not open; Open comes first")
-}
-
 // Apply applies b: see the package comment for the steps. After an error the
 // target is closed for batches until Open.
 func (t *Target) Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (apply.Result, error) {
-	if !t.open {
-		return apply.Result{}, errNotOpen(opApply)
-	}
-	err := pgside.CheckBatch(opApply, b, t.initialized, t.batch, func(c dtx.Content) (dtx.LSN, bool) {
-		lsn, ok := t.positions[c]
-		return lsn, ok
-	})
-	if err != nil {
+	if err := t.ledger.Begin(b); err != nil {
 		return apply.Result{}, err
 	}
-	t.tried = batchID{t.epoch, b.Seq}
 	res, err := t.apply(ctx, b, rows)
 	if err != nil {
-		t.open = false
+		t.ledger.Closed()
 		return apply.Result{}, err
 	}
-	t.known = t.tried
 	return res, nil
 }
 
@@ -78,10 +66,15 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 		t.abandon(ctx)
 		return res, err
 	}
-	if err := t.decide(ctx, b, touched); err != nil {
+	batches := slices.Clone(t.ledger.ShardBatches())
+	for _, n := range touched {
+		batches[n.index] = b.Seq
+	}
+	if err := t.decide(ctx, b, batches); err != nil {
 		return res, err
 	}
-	t.recordDecision(b, touched)
+	t.ledger.Decided(b, batches)
+	t.count(func(s *Stats) { s.Batch = b.Seq })
 	if err := t.point("after_decide"); err != nil {
 		return res, err
 	}
@@ -100,18 +93,6 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 	return res, nil
 }
 
-// recordDecision follows in memory what the decision has recorded.
-func (t *Target) recordDecision(b *dtx.Batch, touched []*node) {
-	t.batch = b.Seq
-	for _, p := range b.Positions {
-		t.positions[p.Content] = p.LSN
-	}
-	for _, n := range touched {
-		t.shardBatches[n.index] = b.Seq
-	}
-	t.count(func(s *Stats) { s.Batch = b.Seq })
-}
-
 // begin opens the batch's transaction on a shard, unless it is open. Raising the
 // batch number checks the epoch and locks the row that a newer daemon must
 // change first: from here to the end of the transaction there is no newer one.
@@ -119,8 +100,8 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	if n.phase == begun {
 		return nil
 	}
-	if n.conn == nil || n.phase != idle {
-		return errNotOpen(opApply)
+	if n.Conn == nil || n.phase != idle {
+		return ledger.ErrNotOpen(opApply)
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.LockTimeout+t.opts.DecideTimeout)
 	defer cancel()
@@ -128,27 +109,19 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	n.begun++
 	sql := make([]byte, 0, 192)
 	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
-	sql = strconv.AppendUint(sql, t.tried.batch, 10)
+	sql = strconv.AppendUint(sql, t.ledger.Tried().Batch, 10)
 	sql = append(sql, " WHERE subscription = "...)
 	sql = append(sql, pgside.QuoteLiteral(t.opts.Subscription)...)
 	sql = append(sql, " AND epoch = "...)
-	sql = strconv.AppendUint(sql, t.epoch, 10)
-	results, err := n.conn.Exec(ctx, string(sql)).ReadAll()
+	sql = strconv.AppendUint(sql, t.ledger.Epoch(), 10)
+	results, err := n.Conn.Exec(ctx, string(sql)).ReadAll()
 	if err != nil {
-		return fail(opApply, n.String(), err)
+		return n.Fail(opApply, err)
 	}
 	if len(results) != 2 || results[1].CommandTag.RowsAffected() != 1 {
-		return t.fenced(opApply, n)
+		return t.ledger.Fenced(opApply, n.Session)
 	}
 	return nil
-}
-
-// fenced is the end of a daemon that has been replaced. The class is retry: the
-// next Open tells whether the other daemon is still there.
-func (t *Target) fenced(op string, n *node) error {
-	return retry(op, "Only one daemon may run a subscription",
-		"epoch %d of subscription %s is over: the %s no longer stands at that epoch and at batch %d, another daemon has taken over; nothing is written",
-		t.epoch, t.opts.Subscription, n, t.batch)
 }
 
 // prepare makes the batch durable on the touched shards without committing it.
@@ -165,9 +138,9 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			errs = append(errs, err)
 			break
 		}
-		n.gid = t.tried.gid(t.opts.Subscription, n.facts.database)
+		n.gid = gidOf(t.ledger.Tried(), t.opts.Subscription, n.facts.database)
 		n.phase = preparing
-		n.reply = n.conn.Exec(ctx, "PREPARE TRANSACTION "+pgside.QuoteLiteral(n.gid))
+		n.reply = n.Conn.Exec(ctx, "PREPARE TRANSACTION "+pgside.QuoteLiteral(n.gid))
 	}
 	for _, n := range touched {
 		if n.reply == nil {
@@ -182,9 +155,9 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			// The server answers ROLLBACK, without error, when the transaction had
 			// failed before.
 			n.phase = idle
-			errs = append(errs, stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled the batch back instead of preparing it", n))
+			errs = append(errs, pgside.Stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled the batch back instead of preparing it", n))
 		default:
-			if pgside.SQLState(err) != "" && !n.conn.IsClosed() {
+			if pgside.SQLState(err) != "" && !n.Conn.IsClosed() {
 				n.phase = idle // a refused PREPARE has rolled back
 			}
 			errs = append(errs, t.prepareError(n, err))
@@ -202,9 +175,9 @@ func (t *Target) prepareError(n *node, err error) error {
 	case pgside.StateOutOfMemory:
 		return &dtx.Error{Op: opCommit, Msg: n.String(), Hint: hint, Class: dtx.ClassRetry, Err: errors.New("no room for another prepared transaction")}
 	case pgside.StateDuplicateObject:
-		return stop(opCommit, "Find out where it comes from, and roll it back", "the %s already holds a prepared transaction %s", n, n.gid)
+		return pgside.Stop(opCommit, "Find out where it comes from, and roll it back", "the %s already holds a prepared transaction %s", n, n.gid)
 	}
-	return fail(opCommit, n.String(), err)
+	return n.Fail(opCommit, err)
 }
 
 // abandon rolls back what an undecided batch has done, as far as servers can be
@@ -218,18 +191,18 @@ func (t *Target) abandon(ctx context.Context) {
 		switch {
 		case n.phase == idle:
 			return nil
-		case n.conn == nil || n.conn.IsClosed() || n.conn.IsBusy():
+		case n.Conn == nil || n.Conn.IsClosed() || n.Conn.IsBusy():
 			n.close()
 			return nil
-		case n.conn.TxStatus() != 'I': // a PREPARE that was not sent leaves it open, too
-			err = n.simple(ctx, "ROLLBACK")
+		case n.Conn.TxStatus() != 'I': // a PREPARE that was not sent leaves it open, too
+			err = n.Exec(ctx, "ROLLBACK")
 		case n.phase != begun:
-			err = n.simple(ctx, "ROLLBACK PREPARED "+pgside.QuoteLiteral(n.gid))
+			err = n.Exec(ctx, "ROLLBACK PREPARED "+pgside.QuoteLiteral(n.gid))
 		}
 		n.phase = idle
 		if err != nil {
 			t.log.Warn("a failed batch is not rolled back yet; the next open does it",
-				slog.String("server", n.name), slog.String("error", fail(opApply, n.String(), err).Error()))
+				slog.String("server", n.Name), slog.String("error", n.Fail(opApply, err).Error()))
 			n.close()
 		}
 		return nil
@@ -249,7 +222,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 				break
 			}
 		}
-		n.reply = n.conn.Exec(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
+		n.reply = n.Conn.Exec(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
 	}
 	for _, n := range touched {
 		if n.reply == nil {
@@ -277,7 +250,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 // reason. A lost connection is left to the next Open.
 func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 	wait := 10 * time.Millisecond
-	for err != nil && pgside.SQLState(err) != "" && pgside.SQLState(err) != pgside.StateUndefinedObject && !n.conn.IsClosed() && faults.Class(err) == dtx.ClassRetry {
+	for err != nil && pgside.SQLState(err) != "" && pgside.SQLState(err) != pgside.StateUndefinedObject && !n.Conn.IsClosed() && faults.Class(err) == dtx.ClassRetry {
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
@@ -287,7 +260,7 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 		}
 		wait = min(2*wait, time.Second)
 		t.count(func(s *Stats) { s.CommitRetries++ })
-		err = n.simple(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
+		err = n.Exec(ctx, "COMMIT PREPARED "+pgside.QuoteLiteral(n.gid))
 	}
 	return err
 }
@@ -296,11 +269,11 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 // which it opens on first use. It is how the SQL of a batch reaches a shard.
 func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, uint64, error) {
 	if seg < 0 || int(seg) >= len(t.shards) {
-		return nil, 0, stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+		return nil, 0, pgside.Stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
 	}
 	n := t.shards[seg]
 	if err := t.begin(ctx, n); err != nil {
 		return nil, 0, err
 	}
-	return n.conn, n.begun, nil
+	return n.Conn, n.begun, nil
 }

@@ -49,7 +49,7 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 	names = slices.Clone(names)
 	slices.SortFunc(names, catalog.Name.Compare)
 	schemas, tables := nameArrays(slices.Compact(names)) // leaves share their root
-	rows, err := n.query(ctx, `
+	rows, err := n.Query(ctx, `
 		SELECT s.nspname, c.relname, c.oid, c.relkind, row_security_active(c.oid),
 		       array_to_string(ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
 		                             WHERE NOT has_table_privilege(c.oid, p)), ','),
@@ -59,7 +59,7 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 		JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = u.t
 		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')`, schemas, tables)
 	if err != nil {
-		return nil, fail(opCatalogue, n.String(), err)
+		return nil, n.Fail(opCatalogue, err)
 	}
 	cat := &catalogue{tables: map[catalog.Name]*foundTable{}}
 	byOID := map[uint32]*foundTable{}
@@ -89,8 +89,8 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 		return nil, err
 	}
 	query := func(sql, oids string) ([][][]byte, error) {
-		rows, err := n.query(ctx, sql, oids)
-		return rows, fail(opCatalogue, n.String(), err)
+		rows, err := n.Query(ctx, sql, oids)
+		return rows, n.Fail(opCatalogue, err)
 	}
 	generated, err := pgside.ReadGenerated(list, query)
 	if err != nil {
@@ -130,7 +130,7 @@ type attrKey struct {
 // readColumns fills the live columns of every table, in attribute order, and
 // returns their indexes.
 func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*foundTable) (map[attrKey]int, error) {
-	rows, err := n.query(ctx, `
+	rows, err := n.Query(ctx, `
 		SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated,
 		       format_type(a.atttypid, a.atttypmod),
 		       coalesce(NOT l.collisdeterministic, false)
@@ -138,15 +138,15 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 		ORDER BY a.attrelid, a.attnum`, oids)
 	if err != nil {
-		return nil, fail(opCatalogue, n.String(), err)
+		return nil, n.Fail(opCatalogue, err)
 	}
 	list := make([]uint32, len(rows))
 	for i, r := range rows {
 		list[i] = pgside.OID(r[3])
 	}
 	types, err := pgside.ReadTypes(opCatalogue, n.String(), list, true, func(sql, arg string) ([][][]byte, error) {
-		rows, err := n.query(ctx, sql, arg)
-		return rows, fail(opCatalogue, n.String(), err)
+		rows, err := n.Query(ctx, sql, arg)
+		return rows, n.Fail(opCatalogue, err)
 	})
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*foundTable, attrs map[attrKey]int) error {
 	// parts finds every partition below a root. An index that belongs to one of
 	// the root's is the same constraint and is left out.
-	rows, err := n.query(ctx, `
+	rows, err := n.Query(ctx, `
 		WITH RECURSIVE parts(root, rel) AS (
 			SELECT o, o FROM unnest($1::oid[]) o
 			UNION ALL
@@ -190,7 +190,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		  AND (p.root = p.rel OR NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = i.indexrelid))
 		ORDER BY p.root, i.indisprimary DESC, p.rel <> p.root, x.relname`, oids)
 	if err != nil {
-		return fail(opCatalogue, n.String(), err)
+		return n.Fail(opCatalogue, err)
 	}
 	partAttrs, err := readPartitionColumns(ctx, n, rows)
 	if err != nil {
@@ -253,10 +253,10 @@ func readPartitionColumns(ctx context.Context, n *node, rows [][][]byte) (map[at
 	if len(parts) == 0 {
 		return out, nil
 	}
-	found, err := n.query(ctx, `SELECT attrelid, attnum, attname FROM pg_attribute
+	found, err := n.Query(ctx, `SELECT attrelid, attnum, attname FROM pg_attribute
 		WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped`, "{"+strings.Join(parts, ",")+"}")
 	if err != nil {
-		return nil, fail(opCatalogue, n.String(), err)
+		return nil, n.Fail(opCatalogue, err)
 	}
 	for _, r := range found {
 		out[attrKey{pgside.OID(r[0]), int(pgside.Atoi(r[1]))}] = string(r[2])
@@ -275,11 +275,11 @@ type policyRow struct {
 // database.
 func (t *Target) readPolicies(ctx context.Context, names []catalog.Name) (map[catalog.Name]policyRow, error) {
 	schemas, tables := nameArrays(names)
-	rows, err := t.co.query(ctx, `
+	rows, err := t.co.Query(ctx, `
 		SELECT p.schema_name, p.table_name, p.kind, p.numsegments, coalesce(cardinality(p.columns), 0), coalesce(cardinality(p.opclasses), 0)
 		FROM cbrepl.distribution_policy p JOIN unnest($1::text[], $2::text[]) u(s, t) ON p.schema_name = u.s AND p.table_name = u.t`, schemas, tables)
 	if err != nil {
-		return nil, fail(opCatalogue, t.co.String(), err)
+		return nil, t.co.Fail(opCatalogue, err)
 	}
 	out := map[catalog.Name]policyRow{}
 	for _, r := range rows {
@@ -287,12 +287,12 @@ func (t *Target) readPolicies(ctx context.Context, names []catalog.Name) (map[ca
 		p.columns, p.opclasses = make([]string, pgside.Atoi(r[4])), make([]string, pgside.Atoi(r[5]))
 		out[catalog.Name{Schema: string(r[0]), Table: string(r[1])}] = p
 	}
-	rows, err = t.co.query(ctx, `
+	rows, err = t.co.Query(ctx, `
 		SELECT p.schema_name, p.table_name, x.n, x.c, x.o
 		FROM cbrepl.distribution_policy p JOIN unnest($1::text[], $2::text[]) u(s, t) ON p.schema_name = u.s AND p.table_name = u.t,
 		     unnest(p.columns, p.opclasses) WITH ORDINALITY x(c, o, n)`, schemas, tables)
 	if err != nil {
-		return nil, fail(opCatalogue, t.co.String(), err)
+		return nil, t.co.Fail(opCatalogue, err)
 	}
 	for _, r := range rows {
 		p := out[catalog.Name{Schema: string(r[0]), Table: string(r[1])}]

@@ -18,8 +18,8 @@ import (
 // the lock and without changing anything. It must not be called while the target
 // is open. The error names every problem with its remedy.
 func (t *Target) Check(ctx context.Context) error {
-	if t.open {
-		return stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+	if t.ledger.IsOpen() {
+		return pgside.Stop(opOpen, "This is a fault of cbrepl", "the target is already open")
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
@@ -33,12 +33,12 @@ func (t *Target) Check(ctx context.Context) error {
 	if err := t.checkLayout(ctx); err != nil {
 		return err
 	}
-	row, err := t.readSubscription(ctx, opOpen)
+	row, err := t.readRow(ctx)
 	if err != nil {
 		return err
 	}
 	err = t.eachShard(ctx, opOpen, func(ctx context.Context, n *node) error {
-		_, err := t.readShard(ctx, n, opOpen, row.token)
+		_, err := t.readShard(ctx, n, opOpen, row.Token)
 		return err
 	})
 	if err != nil {
@@ -52,7 +52,7 @@ func (t *Target) checkServers() error {
 	var errs []error
 	for _, n := range t.shards {
 		if n.facts.maxPrepared == 0 {
-			errs = append(errs, stop("check target servers",
+			errs = append(errs, pgside.Stop("check target servers",
 				"Set max_prepared_transactions = 10 (at least the number of subscriptions and other two-phase clients) on that server and restart it",
 				"the %s has max_prepared_transactions = 0, so no batch can be prepared there", n))
 		}
@@ -268,7 +268,7 @@ func (t *Target) warnReplicaRole() {
 	for _, n := range t.shards {
 		if !n.facts.replicaRole {
 			t.log.Warn("the role may not set session_replication_role; triggers created later on replicated tables would fire",
-				slog.String("server", n.name), slog.String("role", n.facts.role))
+				slog.String("server", n.Name), slog.String("role", n.facts.role))
 		}
 	}
 }

@@ -1,10 +1,7 @@
 package shards
 
 import (
-	"fmt"
-
 	"cbrepl/apply/internal/pgside"
-	"cbrepl/dtx"
 )
 
 // faults says what the errors of these servers mean.
@@ -35,13 +32,3 @@ func fail(op, where string, err error) error { return faults.Wrap(op, where, err
 
 // dataFault wraps an error of a statement about rows.
 func dataFault(err error) error { return faults.Data(opRows, err) }
-
-// stop builds an error that a person must act on.
-func stop(op, hint, format string, args ...any) error {
-	return &dtx.Error{Op: op, Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
-}
-
-// retry builds an error that passes by itself.
-func retry(op, hint, format string, args ...any) error {
-	return &dtx.Error{Op: op, Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassRetry}
-}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab"
@@ -182,7 +183,7 @@ func TestSynchronousCommit(t *testing.T) {
 		execSQL(t, coordinator, fmt.Sprintf("DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET synchronous_commit = %s', current_database()); END $$", set))
 		tg := historyTarget(t, h, o, 0)
 		openUntil(t, tg)
-		rows, err := tg.co.query(testCtx(t), "SHOW synchronous_commit")
+		rows, err := tg.co.Query(testCtx(t), "SHOW synchronous_commit")
 		if err != nil || string(rows[0][0]) != want {
 			t.Errorf("synchronous_commit is %s with default %s (%v), want %s", rows, set, err, want)
 		}
@@ -196,10 +197,10 @@ func TestOptions(t *testing.T) {
 		parts []string
 	}{
 		{Options{}, []string{"3 problems", `subscription name ""`, "coordinator database's connection string is missing", "0 shards"}},
-		{Options{Subscription: "Upper", Coordinator: "x", Shards: []string{"", "host=a"}}, []string{`subscription name "Upper"`, "connection string of shard 0 is missing"}},
-		{Options{Subscription: strings.Repeat("a", 64), Coordinator: "x", Shards: []string{"host=a"}, LockWait: -1}, []string{"1 to 63", "lock wait is -1ns"}},
+		{Options{Options: ledger.Options{Subscription: "Upper"}, Coordinator: "x", Shards: []string{"", "host=a"}}, []string{`subscription name "Upper"`, "connection string of shard 0 is missing"}},
+		{Options{Options: ledger.Options{Subscription: strings.Repeat("a", 64), LockWait: -1}, Coordinator: "x", Shards: []string{"host=a"}}, []string{"1 to 63", "lock wait is -1ns"}},
 		{
-			Options{Subscription: "a", Coordinator: "postgres://u:canary/pw@h/d", Shards: []string{"host=a port=canary"}},
+			Options{Options: ledger.Options{Subscription: "a"}, Coordinator: "postgres://u:canary/pw@h/d", Shards: []string{"host=a port=canary"}},
 			[]string{"the connection string of the coordinator database cannot be parsed", "the connection string of the shard 0 cannot be parsed", "percent-encoded"},
 		},
 	} {

@@ -1,9 +1,9 @@
 // Package shards applies batches to M PostgreSQL databases (the shards) as one
 // distributed transaction, with a coordinator database that keeps what the
 // target knows of a subscription. It is its own two-phase coordinator: it owns
-// connections, the state schema cbrepl, fencing, the commit protocol, recovery,
+// connections, the commit protocol, fencing and recovery on the shards,
 // and the reading of the shards' catalogues. It never chooses what enters a
-// batch and never maps or folds rows (package apply does).
+// batch and never maps or folds rows (apply/engine does).
 //
 // # Commit protocol
 //

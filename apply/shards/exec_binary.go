@@ -80,7 +80,7 @@ func compareTypes(ctx context.Context, conn *pgconn.PgConn, op *apply.CopyOp) er
 		if col.Type == nil || pgbinary.ForType(col.Type.OID) == nil || types[col.Name] == col.Type.OID {
 			continue
 		}
-		return retry(opRows, "This passes: the catalogue is read again and the batch tried once more",
+		return pgside.Retry(opRows, "This passes: the catalogue is read again and the batch tried once more",
 			"column %q of table %s had type %s when the target was opened, and has the type of OID %d now", col.Name, op.Table, col.Type.Name, types[col.Name])
 	}
 	return nil

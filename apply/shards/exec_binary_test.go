@@ -139,7 +139,9 @@ func TestMirrorBinaryRefused(t *testing.T) {
 	m.exec(m.src[0], "INSERT INTO app.t SELECT generate_series(1, 10)")
 	b := m.batch()
 	typ, _ := router.BuiltinType(23)
-	m.tg.tried = batchID{m.tg.epoch, b.Seq}
+	if err := m.tg.ledger.Begin(b); err != nil {
+		t.Fatal(err)
+	}
 	_, err := m.tg.backend.Copy(t.Context(), 0, &apply.CopyOp{
 		Table: &catalog.Table{Schema: "app", Name: "t", Kind: catalog.Heap, Columns: []catalog.Column{{Name: "id", Type: typ}}},
 		Cols:  []int{0}, Data: append([]byte("PGCOPY\n\xff\r\n\x00"), "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x07"...), Binary: true, Rows: 1,

@@ -23,7 +23,7 @@ func TestMirrorPrepared(t *testing.T) {
 	})
 	count := func() int {
 		t.Helper()
-		res := m.tg.shards[0].conn.ExecParams(t.Context(), "SELECT count(*) FROM pg_prepared_statements", nil, nil, nil, nil).Read()
+		res := m.tg.shards[0].Conn.ExecParams(t.Context(), "SELECT count(*) FROM pg_prepared_statements", nil, nil, nil, nil).Read()
 		if res.Err != nil {
 			t.Fatal(res.Err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 )
@@ -34,7 +35,7 @@ func TestPausedDaemon(t *testing.T) {
 				}
 				old.private.onPoint = nil
 				// The lock goes with the session; the shards' sessions stay.
-				execSQL(t, coordinator, "SELECT pg_terminate_backend("+old.session.pid+", 5000)")
+				execSQL(t, coordinator, fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", old.co.Conn.PID()))
 				openUntil(t, rival)
 				return applyBatch(testCtx(t), rival, h, 1, 0)
 			}
@@ -51,7 +52,7 @@ func TestPausedDaemon(t *testing.T) {
 			checkWorld(t, h, o, st)
 			old.opts.LockWait = shortWait
 			_, err = old.Open(testCtx(t))
-			dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+rival.session.pid, "application cbrepl:test:4")
+			dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", fmt.Sprint("server process ", rival.co.Conn.PID()), "application cbrepl:test:4")
 			if err := rival.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +78,7 @@ func TestPausedAfterDecision(t *testing.T) {
 					return nil
 				}
 				old.private.onPoint = nil
-				execSQL(t, coordinator, "SELECT pg_terminate_backend("+old.session.pid+", 5000)")
+				execSQL(t, coordinator, fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", old.co.Conn.PID()))
 				if st := openUntil(t, rival); st.Batch != 1 {
 					t.Errorf("the new daemon starts at batch %d", st.Batch)
 				}
@@ -147,7 +148,7 @@ func TestSecondDaemon(t *testing.T) {
 	second := historyTarget(t, h, o, 0)
 	begin := time.Now()
 	_, err := second.Open(testCtx(t))
-	dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+first.session.pid,
+	dtxtest.WantError(t, err, dtx.ClassStop, "another daemon runs subscription test", "server process "+fmt.Sprint(first.co.Conn.PID()),
 		"application cbrepl:test:2", "role postgres", "client 127.0.0.1", "connected since 2", "Stop the other daemon")
 	if d := time.Since(begin); d > 10*time.Second {
 		t.Errorf("it took %s", d)
@@ -209,7 +210,7 @@ func TestOlderSessionEnded(t *testing.T) {
 	if err := old.begin(testCtx(t), old.shards[1]); err != nil {
 		t.Fatal(err)
 	}
-	execSQL(t, coordinator, "SELECT pg_terminate_backend("+old.session.pid+", 5000)")
+	execSQL(t, coordinator, fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", old.co.Conn.PID()))
 	st := openUntil(t, rival)
 	if s := rival.Stats(); s.SessionsEnded != 2 {
 		t.Errorf("stats are %+v, want 2 sessions ended", s)
@@ -219,8 +220,8 @@ func TestOlderSessionEnded(t *testing.T) {
 
 func TestGID(t *testing.T) {
 	name := strings.Repeat("x", 63)
-	id := batchID{1<<64 - 1, 1<<64 - 1}
-	gid := id.gid(name, 1<<32-1)
+	id := ledger.BatchID{Epoch: 1<<64 - 1, Batch: 1<<64 - 1}
+	gid := gidOf(id, name, 1<<32-1)
 	if len(gid) >= 200 {
 		t.Errorf("the longest global id has %d bytes", len(gid))
 	}
@@ -235,7 +236,7 @@ func TestGID(t *testing.T) {
 			t.Errorf("%q parses as %v", bad, id)
 		}
 	}
-	if id, ok := parseGID("cbrepl:a:1:2:3", "a", 3); !ok || id != (batchID{1, 2}) {
+	if id, ok := parseGID("cbrepl:a:1:2:3", "a", 3); !ok || id != (ledger.BatchID{Epoch: 1, Batch: 2}) {
 		t.Errorf("parsed as %v %t", id, ok)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 )
@@ -45,7 +46,7 @@ func TestInDoubtTable(t *testing.T) {
 	}
 	closeTarget(t, tg)
 	db := databaseOID(t, dbs[0])
-	gid := func(epoch, batch uint64) string { return batchID{epoch, batch}.gid("test", db) }
+	gid := func(epoch, batch uint64) string { return gidOf(ledger.BatchID{Epoch: epoch, Batch: batch}, "test", db) }
 
 	// Decided is epoch 2, batch 3.
 	prepareAs(t, dbs[0], gid(2, 3), 1)                // the decision's own: committed
@@ -126,7 +127,7 @@ func TestLostWork(t *testing.T) {
 	execSQL(t, dbs[1], "UPDATE cbrepl.shard SET batch = 3")
 	// A coordinator database that is behind: the undecided batch stays prepared.
 	execSQL(t, coordinator, "UPDATE cbrepl.subscription SET batch = 2, shard_batches = '{2,2}'")
-	gid := batchID{2, 3}.gid("test", databaseOID(t, dbs[0]))
+	gid := gidOf(ledger.BatchID{Epoch: 2, Batch: 3}, "test", databaseOID(t, dbs[0]))
 	prepareAs(t, dbs[0], gid, 1)
 	dtxtest.WantError(t, open(), dtx.ClassStop, "batch 3", "records epoch", "batch 2 only", "coordinator database has lost committed work")
 	if got := preparedGIDs(t, dbs[0]); got != gid {

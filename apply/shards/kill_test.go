@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/faultinject"
 	"cbrepl/internal/soak"
 )
@@ -80,7 +81,7 @@ func TestKill(t *testing.T) {
 			t.Fatalf("after a kill at %s the target is at batch %d, %d were reported of %d", point, st.Batch, reported, job.Until)
 		}
 		checkWorld(t, h, o, st)
-		checker.haveKnown = false // the daemons in between are not rivals
+		checker.ledger = ledger.New(checker.co.Session, &checker.opts.Options, checker.point) // the daemons in between are not rivals
 		job.Until = st.Batch + 6
 	}
 	for _, point := range killPoints {

@@ -13,12 +13,9 @@ import (
 // node is one server of the target and this daemon's connection to it. It is
 // used by one goroutine at a time.
 type node struct {
-	// name is what errors call it: "coordinator database" or "shard 1".
-	name string
+	*pgside.Session
 	// index is the shard's number, -1 for the coordinator database.
 	index int
-	cfg   *pgconn.Config
-	conn  *pgconn.PgConn
 	facts facts
 
 	// What the current batch has done here.
@@ -40,31 +37,26 @@ type facts struct {
 	role        string
 }
 
+// sessionParams are sent when a connection is made.
+var sessionParams = map[string]string{
+	"client_encoding": "UTF8",
+	// Statements over many rows look expensive and would be compiled each time.
+	"jit": "off",
+}
+
 func newNode(name string, index int, dsn string) (*node, error) {
-	cfg, err := pgside.Config(name, dsn)
+	s, err := pgside.NewSession(name, dsn, sessionParams, &faults)
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["client_encoding"] = "UTF8"
-	// Statements over many rows look expensive and would be compiled each time.
-	cfg.RuntimeParams["jit"] = "off"
-	return &node{name: name, index: index, cfg: cfg}, nil
+	return &node{Session: s, index: index}, nil
 }
-
-// String names the node with its address, for messages.
-func (n *node) String() string { return pgside.Place(n.name, n.cfg) }
 
 // connect opens the connection. Settings that not every server or role knows
 // are made one by one afterwards.
 func (n *node) connect(ctx context.Context, appName string) error {
-	cfg := n.cfg.Copy()
-	cfg.RuntimeParams["application_name"] = appName
-	conn, err := pgconn.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return faults.Connect("connect to target", n.String(), err)
-	}
-	n.conn, n.phase, n.gid, n.reply = conn, idle, "", nil
-	return nil
+	n.phase, n.gid, n.reply = idle, "", nil
+	return n.Connect(ctx, appName)
 }
 
 // settings bound how long a session can stand in the way.
@@ -74,11 +66,11 @@ type settings struct {
 
 // prepareSession makes the session's settings and reads the server's facts.
 func (n *node) prepareSession(ctx context.Context, s settings) error {
-	if err := pgside.PinValues(ctx, n.conn); err != nil {
-		return fail("connect to target", n.String(), err)
+	if err := pgside.PinValues(ctx, n.Conn); err != nil {
+		return n.Fail("connect to target", err)
 	}
 	ms := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
-	_, err := n.query(ctx, `
+	_, err := n.Query(ctx, `
 		SELECT set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
 		       set_config('idle_in_transaction_session_timeout', $3, false),
 		       set_config('idle_session_timeout', '0', false),
@@ -90,15 +82,15 @@ func (n *node) prepareSession(ctx context.Context, s settings) error {
 		       set_config('tcp_keepalives_count', '4', false), set_config('tcp_user_timeout', '30000', false)`,
 		ms(s.statement), ms(s.lock), ms(s.idle))
 	if err != nil {
-		return fail("connect to target", n.String(), err)
+		return n.Fail("connect to target", err)
 	}
-	rows, err := n.query(ctx, `
+	rows, err := n.Query(ctx, `
 		SELECT d.oid, current_setting('server_version_num'), current_setting('max_prepared_transactions'),
 		       current_setting('server_encoding'), pg_is_in_recovery(), current_user,
 		       current_setting('synchronous_commit')
 		FROM pg_database d WHERE d.datname = current_database()`)
 	if err != nil {
-		return fail("connect to target", n.String(), err)
+		return n.Fail("connect to target", err)
 	}
 	r := rows[0]
 	n.facts = facts{
@@ -108,14 +100,14 @@ func (n *node) prepareSession(ctx context.Context, s settings) error {
 		role:        string(r[5]),
 	}
 	if n.facts.version < minVersion {
-		return stop("connect to target", "Use PostgreSQL 14 or newer", "%s runs version %d", n, n.facts.version/10000)
+		return pgside.Stop("connect to target", "Use PostgreSQL 14 or newer", "%s runs version %d", n, n.facts.version/10000)
 	}
 	if enc := string(r[3]); enc != "UTF8" {
-		return stop("connect to target", "Create the database with ENCODING 'UTF8'",
+		return pgside.Stop("connect to target", "Create the database with ENCODING 'UTF8'",
 			"%s has encoding %s; rows are written as UTF8 and would be converted, with loss or errors", n, enc)
 	}
 	if string(r[4]) == "t" {
-		return retry("connect to target", "Name the primary in the connection string, or promote this server",
+		return pgside.Retry("connect to target", "Name the primary in the connection string, or promote this server",
 			"%s is a standby", n)
 	}
 	return n.optionalSettings(ctx, string(r[6]))
@@ -124,9 +116,9 @@ func (n *node) prepareSession(ctx context.Context, s settings) error {
 // optionalSettings are those that not every server, platform or role has.
 func (n *node) optionalSettings(ctx context.Context, synchronousCommit string) error {
 	try := func(name, value string) (done bool, err error) {
-		_, err = n.query(ctx, `SELECT set_config(name, $2, false) FROM pg_settings WHERE name = $1`, name, value)
+		_, err = n.Query(ctx, `SELECT set_config(name, $2, false) FROM pg_settings WHERE name = $1`, name, value)
 		if err != nil && pgside.SQLState(err) == "" {
-			return false, fail("connect to target", n.String(), err)
+			return false, n.Fail("connect to target", err)
 		}
 		return err == nil, nil
 	}
@@ -148,26 +140,15 @@ func (n *node) optionalSettings(ctx context.Context, synchronousCommit string) e
 	// The decision must be on disk before anything is committed by it. PREPARE
 	// and COMMIT PREPARED always are.
 	if synchronousCommit == "off" {
-		if _, err := n.query(ctx, `SELECT set_config('synchronous_commit', 'local', false)`); err != nil {
-			return fail("connect to target", n.String(), err)
+		if _, err := n.Query(ctx, `SELECT set_config('synchronous_commit', 'local', false)`); err != nil {
+			return n.Fail("connect to target", err)
 		}
 	}
 	return nil
 }
 
-// query runs one statement with text parameters and returns its rows as text.
-func (n *node) query(ctx context.Context, sql string, args ...string) ([][][]byte, error) {
-	return pgside.Query(ctx, n.conn, sql, args...)
-}
-
-// simple runs statements without parameters.
-func (n *node) simple(ctx context.Context, sql string) error {
-	return n.conn.Exec(ctx, sql).Close()
-}
-
-// close ends the session. Whatever transaction is open is rolled back by the
-// server; the call does not wait for a network that is gone.
+// close ends the session.
 func (n *node) close() {
-	pgside.Close(n.conn)
-	n.conn, n.phase, n.gid, n.reply = nil, idle, "", nil
+	n.Close()
+	n.phase, n.gid, n.reply = idle, "", nil
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
-	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
-	"cbrepl/catalog"
+	"cbrepl/apply/ledger"
 )
 
 const (
@@ -25,57 +23,11 @@ const (
 
 // Options configures a target of shards.
 type Options struct {
-	// Subscription names the subscription: [a-z0-9_-]{1,63}.
-	Subscription string
-	// Coordinator is the connection string of the coordinator database.
+	ledger.Options
+	// Coordinator is the connection string of the database that keeps the ledger;
+	// Shards are those of the shards, in the order of their numbers.
 	Coordinator string
-	// Shards are the connection strings of the shards, in shard order.
-	Shards []string
-
-	// Tables are the source's published tables; each must have its table on the
-	// target, found by Names. Engine bounds the memory of applying and says what
-	// happens on conflicts.
-	Tables []catalog.PublishedTable
-	Names  apply.NameMap
-	Engine apply.Options
-
-	// LockWait is how long Open waits for another daemon's lock. 0 means 5 s.
-	LockWait time.Duration
-	// OpenTimeout bounds Open. 0 means 60 s.
-	OpenTimeout time.Duration
-	// DecideTimeout bounds each step of one batch's commit: PREPARE TRANSACTION,
-	// the decision, and COMMIT PREPARED. The last two go on when the daemon is told
-	// to stop. 0 means 30 s.
-	DecideTimeout time.Duration
-	// StatementTimeout bounds one statement on a shard. 0 means 10 min.
-	StatementTimeout time.Duration
-	// LockTimeout bounds the wait for one lock on a shard. 0 means 30 s.
-	LockTimeout time.Duration
-	// IdleTimeout bounds how long a shard keeps the open transaction of a daemon
-	// that sends nothing. 0 means 10 min.
-	IdleTimeout time.Duration
-
-	// Logger is where Open and Apply log; nil means nowhere.
-	Logger *slog.Logger
-}
-
-// EnsureDefaults fills unset fields.
-func (o *Options) EnsureDefaults() {
-	set := func(d *time.Duration, def time.Duration) {
-		if *d == 0 {
-			*d = def
-		}
-	}
-	o.Engine.EnsureDefaults()
-	set(&o.LockWait, 5*time.Second)
-	set(&o.OpenTimeout, time.Minute)
-	set(&o.DecideTimeout, 30*time.Second)
-	set(&o.StatementTimeout, 10*time.Minute)
-	set(&o.LockTimeout, 30*time.Second)
-	set(&o.IdleTimeout, 10*time.Minute)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	Shards      []string
 }
 
 // maxShards bounds the shards of one target: each takes a session, and shard
@@ -84,10 +36,7 @@ const maxShards = 4096
 
 // Validate reports every problem.
 func (o *Options) Validate() error {
-	errs := []error{o.Engine.Validate(), o.Names.Validate()}
-	if !namePattern.MatchString(o.Subscription) {
-		errs = append(errs, fmt.Errorf("subscription name %q: want 1 to 63 of a-z, 0-9, _ and -", o.Subscription))
-	}
+	errs := o.Problems()
 	if o.Coordinator == "" {
 		errs = append(errs, errors.New("the coordinator database's connection string is missing"))
 	}
@@ -97,21 +46,6 @@ func (o *Options) Validate() error {
 	for i, s := range o.Shards {
 		if s == "" {
 			errs = append(errs, fmt.Errorf("the connection string of shard %d is missing", i))
-		}
-	}
-	for _, d := range []struct {
-		name string
-		d    time.Duration
-	}{
-		{"lock wait", o.LockWait},
-		{"open timeout", o.OpenTimeout},
-		{"decide timeout", o.DecideTimeout},
-		{"statement timeout", o.StatementTimeout},
-		{"lock timeout", o.LockTimeout},
-		{"idle timeout", o.IdleTimeout},
-	} {
-		if d.d < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s is %s, want at least 1ms", d.name, d.d))
 		}
 	}
 	return pgside.Together("read configuration", errs)

@@ -43,7 +43,7 @@ func TestValueSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(n.close)
-		return n.conn
+		return n.Conn
 	}
 	alter := func(action string) {
 		exec("DO $$BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || ' " + action + "'; END$$")

@@ -9,6 +9,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 )
@@ -22,6 +23,7 @@ type Target struct {
 	log    *slog.Logger
 	co     *node
 	shards []*node
+	ledger *ledger.Ledger
 
 	// engine is made anew by every Open.
 	engine  applier
@@ -29,23 +31,6 @@ type Target struct {
 	// textOnly is set once a server has refused the binary form of rows: engines
 	// made from then on send text.
 	textOnly atomic.Bool
-
-	open  bool
-	epoch uint64
-	// batch is the last batch decided, positions and shardBatches what stands
-	// recorded with it.
-	batch        uint64
-	positions    map[dtx.Content]dtx.LSN
-	shardBatches []uint64
-	initialized  bool
-	// known is the last decision this Target has seen, tried the one it may have
-	// made since without learning the outcome. A third one on the next Open is
-	// another daemon's.
-	known, tried batchID
-	haveKnown    bool
-	// session identifies the coordinator session of the last Open, which may
-	// outlive a lost connection and still hold the lock.
-	session sessionID
 
 	mu    sync.Mutex
 	stats Stats
@@ -110,6 +95,7 @@ func New(o Options) (*Target, error) {
 	if err := pgside.Together("read configuration", errs); err != nil {
 		return nil, err
 	}
+	t.ledger = ledger.New(t.co.Session, &t.opts.Options, t.point)
 	t.backend = placed{newBackend(len(t.shards), t.shardConn, &t.textOnly), t.shards, o.StatementTimeout + hangGrace}
 	return t, nil
 }
@@ -140,7 +126,7 @@ func (t *Target) nodes() []*node {
 
 // disconnect ends all sessions.
 func (t *Target) disconnect() {
-	t.open = false
+	t.ledger.Closed()
 	_ = each(context.Background(), "", t.nodes(), func(_ context.Context, n *node) error {
 		n.close()
 		return nil

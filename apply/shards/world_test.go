@@ -18,6 +18,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 )
@@ -194,8 +195,11 @@ func (w *writer) write(ctx context.Context, seg dtx.Content, seq uint64, c chang
 // options for a test's subscription over the given databases.
 func testOptions(coordinator string, shards []string) Options {
 	o := Options{
-		Subscription: "test", Coordinator: coordinator, Shards: shards,
-		LockWait: 15 * time.Second, OpenTimeout: 40 * time.Second, DecideTimeout: 20 * time.Second,
+		Options: ledger.Options{
+			Subscription: "test",
+			LockWait:     15 * time.Second, OpenTimeout: 40 * time.Second, DecideTimeout: 20 * time.Second,
+		},
+		Coordinator: coordinator, Shards: shards,
 	}
 	if os.Getenv("CBREPL_TEST_LOG") != "" {
 		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))

@@ -166,7 +166,7 @@ func (w *world) same(ctx context.Context) error {
 func (w *world) positions(ctx context.Context) error {
 	for _, c := range w.src.Contents() {
 		confirmed, err1 := ask(ctx, w.src.Node(c), "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 'cbrepl_chaos'")
-		recorded, err2 := ask(ctx, w.dst.Node(dtx.Coordinator), fmt.Sprintf("select lsn::text from cbrepl.stream where subscription = 'chaos' and content = %d", c))
+		recorded, err2 := ask(ctx, w.dst.Node(dtx.Coordinator), fmt.Sprintf("select lsn::text from cbrepl.positions where subscription = 'chaos' and content = %d", c))
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}

@@ -57,26 +57,6 @@ func TestCheckAccess(t *testing.T) {
 	}
 }
 
-func TestCheckBatch(t *testing.T) {
-	at := func(c dtx.Content) (dtx.LSN, bool) { return 100, c == 0 }
-	for _, c := range []struct {
-		b    dtx.Batch
-		init bool
-		want string
-	}{
-		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 0, LSN: 100}}}, true, ""},
-		{dtx.Batch{Seq: 8}, false, "without first positions"},
-		{dtx.Batch{Seq: 7}, true, "batch 7 does not follow batch 7"},
-		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 1, LSN: 100}}}, true, "content 1"},
-		{dtx.Batch{Seq: 8, Positions: []dtx.Position{{Content: 0, LSN: 99}}}, true, "moves content 0 back from 0/64 to 0/63"},
-	} {
-		err := CheckBatch("apply batch", &c.b, c.init, 7, at)
-		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || dtx.ClassOf(err) != dtx.ClassStop) {
-			t.Errorf("batch %d: %v, want %q", c.b.Seq, err, c.want)
-		}
-	}
-}
-
 // rowOf is a row of pg_type: oid, name, kind, and by name what differs from 0.
 func rowOf(oid, name, kind string, refs map[string]string) [][]byte {
 	r := [][]byte{[]byte(oid), []byte(name), []byte("s." + name), []byte(kind)}
@@ -168,17 +148,5 @@ func TestSQL(t *testing.T) {
 	}
 	if got, want := TruncateSQL([]*catalog.Table{heap, root}, true), `TRUNCATE ONLY "a"."t""1", "a"."p" RESTART IDENTITY`; got != want {
 		t.Errorf("%s, want %s", got, want)
-	}
-}
-
-func TestCheckFormat(t *testing.T) {
-	version := func(s string) [][][]byte { return [][][]byte{{[]byte(s)}} }
-	if err := CheckFormat("open", "shard 1", version("3"), 3); err != nil {
-		t.Error(err)
-	}
-	for want, rows := range map[string][][][]byte{"has version 2 of": version("2"), "has no version of": nil} {
-		if err := CheckFormat("open", "shard 1", rows, 3); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the shard 1") {
-			t.Errorf("%v, want %s", err, want)
-		}
 	}
 }
