@@ -95,7 +95,7 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 		stmts = append(stmts, "COPY cbrepl.dedup (subscription, gxid, contents, lsns) FROM STDIN")
 		if _, err := t.srv.Conn.CopyFrom(ctx, strings.NewReader(t.dedupLines(b.DedupAdd)), strings.Join(stmts, "; ")); err != nil {
 			t.rollback(ctx)
-			return t.srv.Fail(opCommit, err)
+			return t.srv.FailRows(opCommit, err)
 		}
 		stmts = nil
 	case n > 0:
@@ -111,19 +111,19 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 		return nil
 	case err == nil:
 		// COMMIT of a failed transaction answers ROLLBACK, without an error.
-		return pgside.Stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
+		return pgside.Stop(opCommit, "This is a bug in cbrepl; please report it. Nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
 	case len(results) < len(stmts)-1 && pgside.SQLState(err) != "" && !t.srv.Conn.IsClosed():
 		// The server refused a statement before COMMIT.
 		t.rollback(ctx)
 		if pgside.SQLState(err) == ledger.StateFenced {
 			return t.ledger.Fenced(opCommit, t.srv.Session)
 		}
-		return t.srv.Fail(opCommit, err)
+		return t.srv.FailRows(opCommit, err)
 	}
 	t.count(func(s *Stats) { s.Unknown++ })
-	t.log.Warn("the outcome of a batch is not known", slog.Uint64("batch", b.Seq), slog.String("error", pgside.Clean(err).Error()))
+	t.log.Warn("the outcome of a batch is not known", slog.Uint64("batch", b.Seq), slog.String("error", pgside.Clean(err, true).Error()))
 	return &dtx.Error{
-		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(err),
+		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(err, true),
 		Msg:  fmt.Sprintf("the %s did not confirm the commit of batch %d", t.srv, b.Seq),
 		Hint: "The next open reads from the target whether it was committed",
 	}
@@ -190,7 +190,7 @@ func (t *Target) rollback(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if err := s.Exec(ctx, "ROLLBACK"); err != nil {
-		t.log.Warn("a failed batch is not rolled back yet; the end of its session does it", slog.String("error", pgside.Clean(err).Error()))
+		t.log.Warn("a failed batch is not rolled back yet; the end of its session does it", slog.String("error", pgside.Clean(err, false).Error()))
 		s.Close()
 	}
 }

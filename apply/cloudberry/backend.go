@@ -171,7 +171,7 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 		return results[min(len(pre), len(results)):], err
 	}
 	if len(results) != len(pre)+len(qs) {
-		return nil, pgside.Stop(opRows, "This is a fault of cbrepl", "%d answers to %d statements", len(results), len(pre)+len(qs))
+		return nil, pgside.Stop(opRows, "This is a bug in cbrepl; please report it", "%d answers to %d statements", len(results), len(pre)+len(qs))
 	}
 	return results[len(pre):], nil
 }

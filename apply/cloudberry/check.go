@@ -21,7 +21,7 @@ import (
 // is open. The error names every problem with its remedy.
 func (t *Target) Check(ctx context.Context) error {
 	if t.ledger.IsOpen() {
-		return pgside.Stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+		return pgside.Stop(opOpen, "This is a bug in cbrepl; please report it", "the target is already open")
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
@@ -97,7 +97,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}
-	if err := pgside.Together(opCatalogue, errs); err != nil {
+	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
 		return err
 	}
 	t.engine, t.tables = eng, ts

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"time"
 
-	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 )
 
@@ -55,9 +54,9 @@ func (o *Options) now() time.Time {
 
 // Validate reports every problem.
 func (o *Options) Validate() error {
-	errs := o.Problems()
+	var errs []error
 	if o.Coordinator == "" {
 		errs = append(errs, errors.New("the connection string of the target cluster's coordinator is missing"))
 	}
-	return pgside.Together("read configuration", errs)
+	return o.Options.Validate(errs...)
 }

@@ -118,7 +118,7 @@ func (r *run) step(base int, parts []dtx.Part, rows apply.Rows) (err error) {
 		trunc, more, err := r.read(p.it)
 		if trunc != nil && err == nil {
 			err = r.partError("a TRUNCATE stands in a transaction that was not marked as a barrier",
-				"This is a fault in cbrepl's own batching; please report it")
+				"This is a bug in cbrepl; please report it")
 		}
 		if more || err != nil {
 			return false, err

@@ -1,13 +1,16 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
 	"time"
 
 	"cbrepl/apply"
+	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
+	"cbrepl/dtx"
 )
 
 // Options are what every kind of target is configured with.
@@ -65,14 +68,10 @@ func (o *Options) EnsureDefaults() {
 // limit of 200 bytes (the longest has 127).
 var namePattern = regexp.MustCompile(`^[a-z0-9_-]{1,63}$`)
 
-// Problems lists everything that cannot be meant.
-func (o *Options) Problems() []error {
-	var errs []error
-	for _, err := range []error{o.Engine.Validate(), o.Names.Validate()} {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
+// Validate reports every problem, with those that a target has found in its own
+// options.
+func (o *Options) Validate(more ...error) error {
+	errs := append([]error{o.Engine.Validate(), o.Names.Validate()}, more...)
 	if !namePattern.MatchString(o.Subscription) {
 		errs = append(errs, fmt.Errorf("subscription name %q: want 1 to 63 of a-z, 0-9, _ and -", o.Subscription))
 	}
@@ -91,5 +90,10 @@ func (o *Options) Problems() []error {
 			errs = append(errs, fmt.Errorf("%s is %s, want at least 1ms", d.name, d.d))
 		}
 	}
-	return errs
+	err := pgside.JoinErrors("read configuration", errs)
+	var de *dtx.Error
+	if errors.As(err, &de) && de.Op == "read configuration" {
+		de.Class = dtx.ClassStop // another try reads the same
+	}
+	return err
 }

@@ -155,7 +155,7 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			// The server answers ROLLBACK, without error, when the transaction had
 			// failed before.
 			n.phase = idle
-			errs = append(errs, pgside.Stop(opCommit, "This is a fault of cbrepl; nothing is applied", "the %s rolled the batch back instead of preparing it", n))
+			errs = append(errs, pgside.Stop(opCommit, "This is a bug in cbrepl; please report it. Nothing is applied", "the %s rolled the batch back instead of preparing it", n))
 		default:
 			if pgside.SQLState(err) != "" && !n.Conn.IsClosed() {
 				n.phase = idle // a refused PREPARE has rolled back
@@ -163,7 +163,7 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			errs = append(errs, t.prepareError(n, err))
 		}
 	}
-	if err := pgside.Together(opCommit, errs); err != nil {
+	if err := pgside.JoinErrors(opCommit, errs); err != nil {
 		return err
 	}
 	return t.point("after_prepare")
@@ -177,7 +177,7 @@ func (t *Target) prepareError(n *node, err error) error {
 	case pgside.StateDuplicateObject:
 		return pgside.Stop(opCommit, "Find out where it comes from, and roll it back", "the %s already holds a prepared transaction %s", n, n.gid)
 	}
-	return n.Fail(opCommit, err)
+	return n.FailRows(opCommit, err)
 }
 
 // abandon rolls back what an undecided batch has done, as far as servers can be
@@ -231,7 +231,7 @@ func (t *Target) commit(ctx context.Context, seq uint64, touched []*node) error 
 		err := n.reply.Close()
 		n.reply = nil
 		if err = t.commitAgain(ctx, n, err); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", n, pgside.Clean(err)))
+			errs = append(errs, fmt.Errorf("%s: %w", n, pgside.Clean(err, false)))
 			continue
 		}
 		n.phase = idle
@@ -269,7 +269,7 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 // which it opens on first use. It is how the SQL of a batch reaches a shard.
 func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, uint64, error) {
 	if seg < 0 || int(seg) >= len(t.shards) {
-		return nil, 0, pgside.Stop(opApply, "This is a fault of cbrepl; nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+		return nil, 0, pgside.Stop(opApply, "This is a bug in cbrepl; please report it. Nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
 	}
 	n := t.shards[seg]
 	if err := t.begin(ctx, n); err != nil {

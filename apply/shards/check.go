@@ -19,7 +19,7 @@ import (
 // is open. The error names every problem with its remedy.
 func (t *Target) Check(ctx context.Context) error {
 	if t.ledger.IsOpen() {
-		return pgside.Stop(opOpen, "This is a fault of cbrepl", "the target is already open")
+		return pgside.Stop(opOpen, "This is a bug in cbrepl; please report it", "the target is already open")
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
@@ -57,7 +57,7 @@ func (t *Target) checkServers() error {
 				"the %s has max_prepared_transactions = 0, so no batch can be prepared there", n))
 		}
 	}
-	return pgside.Together("check target servers", errs)
+	return pgside.JoinErrors("check target servers", errs)
 }
 
 // readCatalogue reads the target's tables, checks that they can take the
@@ -133,7 +133,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}
-	if err := pgside.Together(opCatalogue, errs); err != nil {
+	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
 		return err
 	}
 	t.engine = eng

@@ -64,7 +64,7 @@ func (t *Target) decide(ctx context.Context, b *dtx.Batch, shardBatches []uint64
 		return &dtx.Error{Op: opCommit, Class: dtx.ClassRetry, Msg: t.co.String(), Err: res.Err}
 	}
 	return &dtx.Error{
-		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(res.Err),
+		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(res.Err, false),
 		Msg: "the connection to the " + t.co.String() + " was lost while batch " + strconv.FormatUint(b.Seq, 10) + " was being decided; the next open tells whether it was",
 	}
 }

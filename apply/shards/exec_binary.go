@@ -45,7 +45,7 @@ func (e *executor) copyBinary(ctx context.Context, seg dtx.Content, conn *pgconn
 			e.refused.Store(true)
 			return 0, &dtx.Error{
 				Op: opRows, Class: dtx.ClassRetry, Err: dataFault(err),
-				Hint: "This is a fault of cbrepl, please report it; nothing is applied, and rows are sent as text from now on",
+				Hint: "This is a bug in cbrepl; please report it. Nothing is applied, and rows are sent as text from now on",
 			}
 		}
 		return 0, dataFault(err)

@@ -36,7 +36,7 @@ const maxShards = 4096
 
 // Validate reports every problem.
 func (o *Options) Validate() error {
-	errs := o.Problems()
+	var errs []error
 	if o.Coordinator == "" {
 		errs = append(errs, errors.New("the coordinator database's connection string is missing"))
 	}
@@ -48,7 +48,7 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("the connection string of shard %d is missing", i))
 		}
 	}
-	return pgside.Together("read configuration", errs)
+	return o.Options.Validate(errs...)
 }
 
 // eachShard runs f for every shard at once and returns all their errors as one.
@@ -63,5 +63,5 @@ func each(ctx context.Context, op string, nodes []*node, f func(ctx context.Cont
 		wg.Go(func() { errs[i] = f(ctx, n) })
 	}
 	wg.Wait()
-	return pgside.Together(op, errs)
+	return pgside.JoinErrors(op, errs)
 }

@@ -92,7 +92,7 @@ func New(o Options) (*Target, error) {
 	for i, dsn := range o.Shards {
 		t.shards = append(t.shards, add(newNode(fmt.Sprintf("shard %d", i), i, dsn)))
 	}
-	if err := pgside.Together("read configuration", errs); err != nil {
+	if err := pgside.JoinErrors("read configuration", errs); err != nil {
 		return nil, err
 	}
 	t.ledger = ledger.New(t.co.Session, &t.opts.Options, t.point)

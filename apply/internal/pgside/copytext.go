@@ -9,24 +9,51 @@ import (
 )
 
 // CopyLine reads the line number of a COPY's error context ("COPY t, line 3,
-// column c: ..."), 0 when there is none. The word for line depends on the
-// server's language, and the value behind the colon can be anything.
+// column c: ..."), 0 when there is none.
 func CopyLine(where string) int {
+	n, _ := copyPlace(where)
+	return n
+}
+
+// CopyColumn reads the column of a COPY's error context, "" when there is none.
+func CopyColumn(where string) string {
+	_, column := copyPlace(where)
+	return column
+}
+
+// copyPlace reads line and column. The words for them depend on the server's
+// language, and what follows the first colon can be any value.
+func copyPlace(where string) (line int, column string) {
 	rest, ok := strings.CutPrefix(where, "COPY ")
 	if !ok {
-		return 0
+		return 0, ""
 	}
-	for _, part := range strings.Split(rest, ", ")[1:] {
-		part, _, _ = strings.Cut(part, ":")
-		f := strings.Fields(part)
-		if len(f) == 0 {
+	parts := strings.Split(rest, ", ")[1:]
+	for i, part := range parts {
+		part, _, value := strings.Cut(part, ":")
+		n, ok := lastNumber(part)
+		if !ok {
 			continue
 		}
-		if n, err := strconv.Atoi(f[len(f)-1]); err == nil {
-			return n
+		if value || i+1 == len(parts) {
+			return n, ""
 		}
+		column, _, ok := strings.Cut(parts[i+1], ":")
+		if f := strings.Fields(column); ok && len(f) > 0 {
+			return n, f[len(f)-1]
+		}
+		return n, ""
 	}
-	return 0
+	return 0, ""
+}
+
+func lastNumber(s string) (int, bool) {
+	f := strings.Fields(s)
+	if len(f) == 0 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(f[len(f)-1])
+	return n, err == nil
 }
 
 // Unescape appends the value of a field of COPY text that the engine wrote.

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"regexp"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -12,27 +16,35 @@ import (
 )
 
 // ServerError prints what a server reported without what may hold row values:
-// neither detail nor context, and no quoted text in messages about data.
+// neither detail nor context, and of a statement that carries rows not even the
+// message. A message is in the server's language, a function may have raised it
+// under any SQLSTATE, and nothing in it tells text from values; the fields that
+// name things are exact.
 type ServerError struct {
 	PG *pgconn.PgError
+	// Rows is set when the statement carried rows.
+	Rows bool
 }
 
-// Error prints message and SQLSTATE, with the names of constraint and column.
+// Error prints the SQLSTATE with what it says: the server's message, or for a
+// statement with rows the condition's name and the names that the server gave.
 func (e *ServerError) Error() string {
-	msg := e.PG.Message
-	switch {
-	case strings.HasPrefix(e.PG.Code, "22"):
-		msg = dropQuoted(msg)
-	case strings.HasPrefix(e.PG.Code, "P0"):
-		msg = "raised by a function on the target; its text can hold row values and is only in that server's log"
+	if !e.Rows {
+		return fmt.Sprintf("%s (SQLSTATE %s)", e.PG.Message, e.PG.Code)
 	}
 	var b strings.Builder
-	b.WriteString(msg)
-	if c := e.PG.ColumnName; c != "" && !strings.Contains(msg, c) {
-		fmt.Fprintf(&b, ", column %s", c)
+	b.WriteString(condition(e.PG.Code))
+	column := e.PG.ColumnName
+	if column == "" {
+		column = CopyColumn(e.PG.Where)
 	}
-	if c := e.PG.ConstraintName; c != "" && !strings.Contains(msg, c) {
-		fmt.Fprintf(&b, ", constraint %s", c)
+	for _, f := range [][2]string{{"column", column}, {"constraint", e.PG.ConstraintName}, {"type", e.PG.DataTypeName}} {
+		if f[1] != "" {
+			fmt.Fprintf(&b, ", %s %q", f[0], f[1])
+		}
+	}
+	if m := segment.FindStringSubmatch(e.PG.Message); m != nil {
+		b.WriteString(", on " + m[1])
 	}
 	fmt.Fprintf(&b, " (SQLSTATE %s)", e.PG.Code)
 	return b.String()
@@ -41,23 +53,61 @@ func (e *ServerError) Error() string {
 // Unwrap returns the server's own error, for its code. It may hold row values.
 func (e *ServerError) Unwrap() error { return e.PG }
 
-// dropQuoted replaces every "quoted" part of a message.
-func dropQuoted(msg string) string {
-	var b strings.Builder
-	for {
-		before, rest, ok := strings.Cut(msg, `"`)
-		b.WriteString(before)
-		if !ok {
-			return b.String()
-		}
-		b.WriteString("(value not shown)")
-		// A quoted value may hold quotes itself: the last one closes.
-		i := strings.LastIndexByte(rest, '"')
-		if i < 0 {
-			return b.String()
-		}
-		msg = rest[i+1:]
+// segment is how a cluster ends the message of an error on a segment.
+var segment = regexp.MustCompile(`\((seg-?\d{1,5})(?: slice\d+)? \S+ pid=\d+\)$`)
+
+// conditions are SQLSTATEs that statements with rows meet.
+var conditions = map[string]string{
+	"21000":               "several rows where one was expected",
+	"22001":               "a value is too long for its type",
+	"22003":               "a number is out of range",
+	"22007":               "a date or time cannot be read",
+	"22008":               "a date or time is out of range",
+	"22021":               "a character does not exist in the server's encoding",
+	"22023":               "a value is not allowed there",
+	"22026":               "a bit string has the wrong length",
+	"22P02":               "a value cannot be read as its type",
+	"22P03":               "a value's binary form cannot be read",
+	"22P04":               "the form of the COPY data",
+	"23001":               "a foreign key restricts the change",
+	"23502":               "NULL in a NOT NULL column",
+	"23503":               "a foreign key is violated",
+	StateUniqueViolation:  "a unique constraint is violated",
+	"23514":               "a check constraint is violated",
+	StateExclusion:        "an exclusion constraint is violated",
+	"25006":               "the server is read-only",
+	"40001":               "could not serialize",
+	"40P01":               "deadlock",
+	StateInsufficientPriv: "privileges are missing",
+	"42703":               "a column does not exist",
+	"42804":               "a column has another type than expected",
+	"42883":               "a function or operator does not exist",
+	"428C9":               "a generated column or identity was written",
+	StateUndefinedTable:   "a table does not exist",
+	StateDiskFull:         "the disk is full",
+	StateOutOfMemory:      "out of memory",
+	"54000":               "a limit of the server is exceeded",
+	StateLockNotAvailable: "a lock was not to be had in time",
+	StateQueryCanceled:    "the statement was canceled or took too long",
+	"57P01":               "the session was ended by an administrator or a shutdown",
+	"P0001":               "a function on the target raised an error",
+	StateInternal:         "internal error of the server",
+}
+
+// condition says what a SQLSTATE means.
+func condition(code string) string {
+	if s, ok := conditions[code]; ok {
+		return s
 	}
+	if len(code) == 5 {
+		switch code[:2] {
+		case "22":
+			return "a value was refused"
+		case "23":
+			return "a constraint is violated"
+		}
+	}
+	return "the server refused the statement; its message can hold row values and is only in its log"
 }
 
 // SQLState returns the SQLSTATE in err's chain, or "".
@@ -69,23 +119,34 @@ func SQLState(err error) string {
 	return ""
 }
 
-// Clean makes an error of a server or connection fit for people.
-func Clean(err error) error {
+// Clean makes an error of a server or connection fit for people. rows is set for a
+// statement that carried rows.
+func Clean(err error, rows bool) error {
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &pg):
-		return &ServerError{pg}
+		return &ServerError{pg, rows}
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("no answer in time: %w", err)
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("stopped: %w", err)
+	case isLost(err):
+		return fmt.Errorf("the connection was lost: %w", err)
 	}
-	return fmt.Errorf("the connection was lost: %w", err)
+	return err
 }
 
-// Together makes one error of several, of the class that dtx.ClassOf gives them
+// isLost reports whether err is what a connection returns that has broken.
+func isLost(err error) bool {
+	var op *net.OpError
+	var errno syscall.Errno
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.As(err, &op) || errors.As(err, &errno) || strings.Contains(err.Error(), "conn closed")
+}
+
+// JoinErrors makes one error of several, of the class that dtx.ClassOf gives them
 // together.
-func Together(op string, errs []error) error {
+func JoinErrors(op string, errs []error) error {
 	var list Problems
 	for _, err := range errs {
 		if err == nil {

@@ -68,9 +68,15 @@ func (f *Faults) Class(err error) dtx.Class {
 	return dtx.ClassStop
 }
 
-// Wrap makes a *dtx.Error of an error met on the server called where. An error
-// that is one already, the engine's or the target's, keeps its place and class.
-func (f *Faults) Wrap(op, where string, err error) error {
+// Wrap makes a *dtx.Error of an error met on the server called where, by a
+// statement that carried no rows. An error that is one already, the engine's or
+// the target's, keeps its place and class.
+func (f *Faults) Wrap(op, where string, err error) error { return f.wrap(op, where, err, false) }
+
+// WrapRows is Wrap for a statement that carried rows.
+func (f *Faults) WrapRows(op, where string, err error) error { return f.wrap(op, where, err, true) }
+
+func (f *Faults) wrap(op, where string, err error, rows bool) error {
 	if err == nil {
 		return nil
 	}
@@ -78,7 +84,12 @@ func (f *Faults) Wrap(op, where string, err error) error {
 	if errors.As(err, &de) {
 		return err
 	}
-	e := &dtx.Error{Op: op, Msg: where, Class: f.Class(err), Err: Clean(err), Hint: f.Hints[SQLState(err)]}
+	code := SQLState(err)
+	hint := f.Hints[code]
+	if hint == "" && rows {
+		hint = rowHints[code]
+	}
+	e := &dtx.Error{Op: op, Msg: where, Class: f.Class(err), Err: Clean(err, rows), Hint: hint}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.TableName != "" {
 		e.Relation = pg.SchemaName + "." + pg.TableName
@@ -86,12 +97,22 @@ func (f *Faults) Wrap(op, where string, err error) error {
 	return e
 }
 
+// rowHints are the remedies for rows that a server refuses.
+var rowHints = map[string]string{
+	"23502": "Drop NOT NULL from that column on the target, or set it on the source, too; then start the daemon again with `cbrepl run`",
+	"23503": "Drop the foreign key on the target, or make its trigger fire by default only; then start the daemon again with `cbrepl run`",
+	"23514": "Drop that check constraint on the target, or make it hold on the source, too; then start the daemon again with `cbrepl run`",
+	"22001": "Widen that column on the target; then start the daemon again with `cbrepl run`",
+	"22003": "Widen that column on the target; then start the daemon again with `cbrepl run`",
+	"P0001": "Find the function in the target server's log: a trigger that is enabled ALWAYS, a check constraint or a default calls it",
+}
+
 // Connect makes a *dtx.Error of what pgconn.ConnectConfig returned.
 func (f *Faults) Connect(op, where string, err error) error {
 	e := &dtx.Error{Op: op, Msg: where, Class: f.Class(err), Err: err, Hint: f.Unreachable}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
-		e.Err, e.Hint = &ServerError{pg}, f.Hints[pg.Code]
+		e.Err, e.Hint = &ServerError{PG: pg}, f.Hints[pg.Code]
 	}
 	return e
 }
@@ -101,7 +122,7 @@ func (f *Faults) Connect(op, where string, err error) error {
 func (f *Faults) Data(op string, err error) error {
 	code := SQLState(err)
 	if len(code) != 5 {
-		return f.Wrap(op, "", err)
+		return f.WrapRows(op, "", err)
 	}
 	switch code[:2] {
 	case "22", "23", "P0":
@@ -111,8 +132,8 @@ func (f *Faults) Data(op string, err error) error {
 			Row:        CopyLine(pg.Where) - 1,
 			Duplicate:  code == StateUniqueViolation || code == StateExclusion,
 			Constraint: pg.ConstraintName,
-			Err:        f.Wrap(op, "", err),
+			Err:        f.WrapRows(op, "", err),
 		}
 	}
-	return f.Wrap(op, "", err)
+	return f.WrapRows(op, "", err)
 }

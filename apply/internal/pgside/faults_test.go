@@ -1,10 +1,13 @@
 package pgside
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -13,26 +16,53 @@ import (
 	"cbrepl/dtx"
 )
 
-// What a server reports is printed without row values.
+// What a server reports about rows is printed without their values, whatever the
+// server's language and whoever made the message.
 func TestServerErrorHidesValues(t *testing.T) {
 	for _, c := range []struct {
 		pg   pgconn.PgError
 		want string
 	}{
-		{pgconn.PgError{Code: "22P02", Message: `invalid input syntax for type integer: "canary"`, Where: "canary"}, `invalid input syntax for type integer: (value not shown) (SQLSTATE 22P02)`},
-		{pgconn.PgError{Code: "22003", Message: `value "can"ary" is out of range for type integer`}, `value (value not shown) is out of range for type integer (SQLSTATE 22003)`},
 		{
-			pgconn.PgError{Code: "23505", Message: `duplicate key value violates unique constraint "t_pkey"`, Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
-			`duplicate key value violates unique constraint "t_pkey" (SQLSTATE 23505)`,
+			pgconn.PgError{Code: "22P02", Message: `invalid input syntax for type integer: "canary"`, Where: `COPY t, line 3, column b: "canary, c: canary"`},
+			`a value cannot be read as its type, column "b" (SQLSTATE 22P02)`,
 		},
 		{
-			pgconn.PgError{Code: "23502", Message: `null value in column "b" of relation "t" violates not-null constraint`, Detail: "Failing row contains (canary).", ColumnName: "b"},
-			`null value in column "b" of relation "t" violates not-null constraint (SQLSTATE 23502)`,
+			pgconn.PgError{Code: "22P02", Message: "ungültige Eingabesyntax für Typ integer: »canary«", Where: "COPY t, Zeile 3, Spalte b: »canary«"},
+			`a value cannot be read as its type, column "b" (SQLSTATE 22P02)`,
 		},
-		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "raised by a function on the target; its text can hold row values and is only in that server's log (SQLSTATE P0001)"},
+		{
+			pgconn.PgError{Code: "22P02", Message: "syntaxe en entrée invalide pour le type integer : « canary »", Where: "COPY t, ligne 3 : « canary, canary »"},
+			`a value cannot be read as its type (SQLSTATE 22P02)`,
+		},
+		{
+			pgconn.PgError{Code: "22003", Message: "値\"canary\"は型integerの範囲外です"},
+			`a number is out of range (SQLSTATE 22003)`,
+		},
+		{
+			pgconn.PgError{Code: "23505", Message: "duplicate key value violates unique constraint \"t_pkey\"", Detail: "Key (id)=(canary) already exists.", ConstraintName: "t_pkey"},
+			`a unique constraint is violated, constraint "t_pkey" (SQLSTATE 23505)`,
+		},
+		{
+			pgconn.PgError{Code: "23502", Message: "el valor nulo en la columna «b» viola la restricción de no nulo", Detail: "La fila que falla contiene (canary).", ColumnName: "b"},
+			`NULL in a NOT NULL column, column "b" (SQLSTATE 23502)`,
+		},
+		{
+			pgconn.PgError{Code: "42601", Message: "canary"}, // EXECUTE in a function, or RAISE
+			"the server refused the statement; its message can hold row values and is only in its log (SQLSTATE 42601)",
+		},
+		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "a function on the target raised an error (SQLSTATE P0001)"},
+		{
+			pgconn.PgError{Code: "AB123", Message: "canary  (seg12 canary pid=canary)"},
+			"the server refused the statement; its message can hold row values and is only in its log (SQLSTATE AB123)",
+		},
+		{
+			pgconn.PgError{Code: "AB123", Message: "canary  (seg12 slice1 10.0.0.7:6000 pid=77)"},
+			"the server refused the statement; its message can hold row values and is only in its log, on seg12 (SQLSTATE AB123)",
+		},
 	} {
-		err := new(Faults).Wrap("apply batch", "shard 0", &c.pg)
-		if got := err.(*dtx.Error).Err.Error(); got != c.want { //nolint:errorlint // Wrap returns it bare
+		err := new(Faults).WrapRows("apply batch", "shard 0", &c.pg)
+		if got := err.(*dtx.Error).Err.Error(); got != c.want { //nolint:errorlint // WrapRows returns it bare
 			t.Errorf("%s prints as %s, want %s", c.pg.Code, got, c.want)
 		}
 		if strings.Contains(err.Error(), "canary") {
@@ -41,6 +71,29 @@ func TestServerErrorHidesValues(t *testing.T) {
 		var pg *pgconn.PgError
 		if !errors.As(err, &pg) {
 			t.Error("the server's own error is lost")
+		}
+	}
+	// A statement without rows says what the server said.
+	err := new(Faults).Wrap("open target", "shard 0", &pgconn.PgError{Code: "42P01", Message: `relation "x" does not exist`})
+	if got := err.Error(); got != `open target: shard 0: relation "x" does not exist (SQLSTATE 42P01)` {
+		t.Error(got)
+	}
+}
+
+// Only a connection that broke is called lost.
+func TestClean(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{io.ErrUnexpectedEOF, "the connection was lost: unexpected EOF"},
+		{&net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, "the connection was lost: read tcp: connection reset by peer"},
+		{fmt.Errorf("receive: %w", context.DeadlineExceeded), "no answer in time: receive: context deadline exceeded"},
+		{context.Canceled, "stopped: context canceled"},
+		{errors.New("cannot encode parameter 2"), "cannot encode parameter 2"},
+	} {
+		if got := Clean(c.err, false).Error(); got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
 		}
 	}
 }

@@ -84,6 +84,12 @@ func (s *Session) SetLockTimeout(ctx context.Context, op string, ms int64) error
 // already keeps its place and class.
 func (s *Session) Fail(op string, err error) error { return s.faults.Wrap(op, s.String(), err) }
 
+// FailRows is Fail for a statement that carried rows, or ended a transaction that
+// did.
+func (s *Session) FailRows(op string, err error) error {
+	return s.faults.WrapRows(op, s.String(), err)
+}
+
 // Close ends the session. Whatever transaction is open is rolled back by the
 // server; the call does not wait for a network that is gone.
 func (s *Session) Close() {
