@@ -13,6 +13,7 @@ package apply
 import (
 	"context"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 )
@@ -45,6 +46,9 @@ type StreamIdentity struct {
 type State struct {
 	// Initialized is false until Init has run: no positions are recorded.
 	Initialized bool
+	// Token belongs to this record of the subscription only: one that was deleted
+	// and prepared again has another.
+	Token string
 	// Epoch is this daemon's epoch, above every earlier daemon's.
 	Epoch uint64
 	// Batch is the number of the last batch committed.
@@ -52,6 +56,8 @@ type State struct {
 	Positions []dtx.Position
 	Streams   []StreamIdentity
 	Dedup     []dtx.DedupEntry
+	// Tables are those recorded by RecordTables.
+	Tables []catalog.ReplicatedTable
 }
 
 // Result tells what applying a batch did.
@@ -73,11 +79,13 @@ type Result struct {
 type Target interface {
 	// Open connects, takes the subscription's lock, raises the epoch, resolves
 	// batches in doubt and reads the state. After a failed Apply it is called
-	// again; State.Batch then tells whether that batch was committed.
+	// again; State.Batch then says whether that batch was committed.
 	Open(ctx context.Context) (State, error)
 	// Init records the first positions and stream identities of a new
 	// subscription.
 	Init(ctx context.Context, streams []StreamIdentity, positions []dtx.Position) error
+	// RecordTables replaces the record of the source's tables whose rows are taken.
+	RecordTables(ctx context.Context, tables []catalog.ReplicatedTable) error
 	// Apply applies b. On error nothing of b is applied, or, when the connection
 	// was lost while committing, Open will tell.
 	Apply(ctx context.Context, b *dtx.Batch, rows Rows) (Result, error)

@@ -304,7 +304,7 @@ func (c *cluster) remove(ctx context.Context) (string, error) {
 			return err
 		}
 		for _, sql := range []string{
-			"DELETE FROM cbrepl.dedup WHERE subscription = $1", "DELETE FROM cbrepl.stream WHERE subscription = $1",
+			"DELETE FROM cbrepl.dedup WHERE subscription = $1", "DELETE FROM cbrepl.stream WHERE subscription = $1", "DELETE FROM cbrepl.replicated WHERE subscription = $1",
 			"DELETE FROM cbrepl.subscription WHERE name = $1",
 		} {
 			if _, err := conn.Exec(ctx, sql, c.name); err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
@@ -58,6 +59,8 @@ func (t startTarget) Check(context.Context) error { return t.s.call("check") }
 func (t startTarget) Open(context.Context) (apply.State, error) {
 	return t.s.state, t.s.call("open")
 }
+
+func (t startTarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
 
 func (t startTarget) Init(_ context.Context, _ []apply.StreamIdentity, ps []dtx.Position) error {
 	return t.s.call(fmt.Sprintf("init:%d", len(ps)))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/merge/mergetest"
 )
@@ -52,6 +53,8 @@ func (t *vtarget) Open(ctx context.Context) (apply.State, error) {
 		Positions: t.replica.PositionList(), Dedup: t.replica.DedupList(),
 	}, nil
 }
+
+func (t *vtarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
 
 func (t *vtarget) Init(_ context.Context, ids []apply.StreamIdentity, ps []dtx.Position) error {
 	t.mu.Lock()

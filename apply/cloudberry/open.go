@@ -6,6 +6,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/ledger"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -80,4 +81,9 @@ func (t *Target) Init(ctx context.Context, streams []apply.StreamIdentity, posit
 		t.rollback(ctx)
 	}
 	return err
+}
+
+// RecordTables replaces the record of the source's tables whose rows are taken.
+func (t *Target) RecordTables(ctx context.Context, tables []catalog.ReplicatedTable) error {
+	return t.ledger.RecordTables(ctx, tables)
 }

@@ -22,6 +22,8 @@ import (
 //	              to; written once
 //	dedup         per subscription: gxids applied ahead of a position; on a cluster
 //	              spread by gxid over the segments
+//	replicated    per subscription and content: the source's tables whose rows are
+//	              taken, with their OIDs there, identities and columns
 //	positions     a view: the subscriptions' positions, one per row
 //
 // Targets add tables of their own; each server that has any has state_format.
@@ -79,6 +81,16 @@ var Objects = []Object{
 		contents     smallint[] NOT NULL,
 		lsns         pg_lsn[] NOT NULL,
 		PRIMARY KEY (subscription, gxid))`},
+	{Name: "replicated", Key: "subscription", FillFactor: 100, DDL: `
+	CREATE TABLE cbrepl.replicated (
+		subscription text,
+		content      smallint,
+		schema_name  text,
+		table_name   text,
+		oid          bigint NOT NULL,
+		identity     text NOT NULL,
+		columns      text NOT NULL,
+		PRIMARY KEY (subscription, content, schema_name, table_name))`},
 	{Name: "positions", DDL: `
 	CREATE VIEW cbrepl.positions AS
 		SELECT name AS subscription, unnest(contents) AS content, unnest(lsns) AS lsn

@@ -58,11 +58,11 @@ func (l *Ledger) ReadRow(ctx context.Context, op string) (Row, error) {
 	return out, nil
 }
 
-// ReadState completes row to the state that the target reports: stream identities
-// and the dedup set.
+// ReadState completes row to the state that the target reports: stream identities,
+// the dedup set and what is replicated.
 func (l *Ledger) ReadState(ctx context.Context, row Row) (apply.State, error) {
 	st := apply.State{
-		Initialized: row.Initialized, Epoch: row.Epoch, Batch: row.Decided.Batch,
+		Initialized: row.Initialized, Token: row.Token, Epoch: row.Epoch, Batch: row.Decided.Batch,
 		Positions: slices.Clone(row.Positions),
 	}
 	rows, err := l.srv.Query(ctx, `SELECT content, system_id, slot, timeline FROM cbrepl.stream
@@ -80,7 +80,10 @@ func (l *Ledger) ReadState(ctx context.Context, row Row) (apply.State, error) {
 			SystemID: string(r[1]), Slot: string(r[2]), Timeline: int32(pgside.Atoi(r[3])),
 		})
 	}
-	st.Dedup, err = l.readDedup(ctx)
+	if st.Dedup, err = l.readDedup(ctx); err != nil {
+		return st, err
+	}
+	st.Tables, err = l.readTables(ctx)
 	return st, err
 }
 

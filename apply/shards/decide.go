@@ -9,6 +9,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -131,4 +132,9 @@ func (a *array) end() []byte { return append(a.b, '}') }
 // Init records the first positions of a new subscription, once.
 func (t *Target) Init(ctx context.Context, streams []apply.StreamIdentity, positions []dtx.Position) error {
 	return t.ledger.Init(ctx, streams, positions)
+}
+
+// RecordTables replaces the record of the source's tables whose rows are taken.
+func (t *Target) RecordTables(ctx context.Context, tables []catalog.ReplicatedTable) error {
+	return t.ledger.RecordTables(ctx, tables)
 }
