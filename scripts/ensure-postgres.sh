@@ -3,9 +3,12 @@
 # machine, and installs the distribution's package when they are not. It looks
 # where package lab looks (lab/binaries.go). The installation starts no server.
 # With CBREPL_PG_MAJOR it looks for that version only, and installs it.
+# Tests build the output plugin of plugin/cbrepl_source for PostgreSQL 15: for that
+# version the headers, a C compiler and make are ensured, too.
 set -euo pipefail
 
 min=14
+plugin_version=15 # the one that the plugin's tests build it for
 major=${CBREPL_PG_MAJOR:-}
 say() { echo "ensure-postgres: $*" >&2; }
 
@@ -37,30 +40,55 @@ find_binaries() {
 	return 1
 }
 
-if dir=$(find_binaries); then
-	[[ "${1:-}" == -v ]] && say "using $dir"
-	exit 0
-fi
+# can_build DIR: extensions can be built for the server in DIR.
+can_build() {
+	[[ -x "$1/pg_config" && -f "$("$1/pg_config" --includedir-server)/postgres.h" ]] &&
+		command -v make >/dev/null && { command -v cc || command -v gcc; } >/dev/null
+}
 
-if ! command -v apt-get >/dev/null; then
-	say "no PostgreSQL server binaries (version $min or newer) found, and this is not a Debian-like system."
-	say "Install PostgreSQL $min or newer, or set CBREPL_PG_BINDIR to the directory of initdb and postgres."
-	exit 1
-fi
 root=()
-if [[ "$(id -u)" -ne 0 ]]; then
+# need_apt WHAT PACKAGES: ends the script unless packages can be installed.
+need_apt() {
+	if ! command -v apt-get >/dev/null; then
+		say "$1, and this is not a Debian-like system. Install it yourself: on Debian it is $2."
+		exit 1
+	fi
+	[[ "$(id -u)" -eq 0 ]] && return
 	if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
-		say "no PostgreSQL server binaries (version $min or newer) found, and installing them needs root."
-		say "Run as root: apt-get install postgresql   or set CBREPL_PG_BINDIR to the directory of initdb and postgres."
+		say "$1, and installing it needs root. Run as root: apt-get install $2"
 		exit 1
 	fi
 	root=(sudo)
-fi
+}
 
 apt() {
 	"${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 "$@" >&2
 }
 
+# ensure_build DIR: installs what building an extension for the server in DIR needs.
+ensure_build() {
+	local version packages
+	version=$("$1/postgres" --version | sed -n 's/^[^)]*) \([0-9]*\).*/\1/p')
+	if [[ "$version" -ne "$plugin_version" ]] || can_build "$1"; then return; fi
+	packages="postgresql-server-dev-$version gcc make"
+	need_apt "the headers of the PostgreSQL server in $1, a C compiler or make are missing" "$packages"
+	say "installing $packages, to build the output plugin"
+	apt update
+	# shellcheck disable=SC2086 # a list of packages
+	apt install --no-install-recommends $packages
+	can_build "$1" || {
+		say "$packages are installed, but $1/pg_config finds no server headers"
+		exit 1
+	}
+}
+
+if dir=$(find_binaries); then
+	ensure_build "$dir"
+	[[ "${1:-}" == -v ]] && say "using $dir"
+	exit 0
+fi
+
+need_apt "no PostgreSQL server binaries (version $min or newer) found (set CBREPL_PG_BINDIR if they are elsewhere)" postgresql
 say "no PostgreSQL server binaries (version $min or newer) found; installing them from the distribution"
 apt update
 package=$(apt-cache search --names-only '^postgresql-[0-9]+$' | sed -n 's/^\(postgresql-\([0-9]*\)\) .*/\2 \1/p' |
@@ -93,3 +121,4 @@ dir=$(find_binaries) || {
 	exit 1
 }
 say "installed $package; using $dir"
+ensure_build "$dir"
