@@ -31,7 +31,7 @@ var library struct {
 
 // buildLibrary makes the plugin for the lab's PostgreSQL with PGXS, in a copy of
 // its directory that the server's account can read, and returns the directory.
-func buildLibrary(t *testing.T) string {
+func buildLibrary(t testing.TB) string {
 	t.Helper()
 	library.once.Do(func() { library.dir, library.err = build() })
 	if library.err != nil {
@@ -71,7 +71,7 @@ func build() (string, error) {
 }
 
 // pluginServer starts a server that finds the plugin.
-func pluginServer(t *testing.T, settings map[string]string) *lab.Server {
+func pluginServer(t testing.TB, settings map[string]string) *lab.Server {
 	t.Helper()
 	all := map[string]string{"dynamic_library_path": "$libdir:" + buildLibrary(t)}
 	for k, v := range settings {
@@ -84,7 +84,7 @@ func pluginServer(t *testing.T, settings map[string]string) *lab.Server {
 
 // trustPlugin names the plugin to servers that load only the output plugins that
 // they are told of: recent minor versions do.
-func trustPlugin(t *testing.T, srv *lab.Server) {
+func trustPlugin(t testing.TB, srv *lab.Server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -114,7 +114,7 @@ func trustPlugin(t *testing.T, srv *lab.Server) {
 
 // functions creates the extension's functions from its script, which is not
 // installed where CREATE EXTENSION looks.
-func functions(t *testing.T, ctx context.Context, c *pgx.Conn) {
+func functions(t testing.TB, ctx context.Context, c *pgx.Conn) {
 	t.Helper()
 	dir := buildLibrary(t)
 	script, err := os.ReadFile(filepath.Join(dir, "cbrepl_source--1.0.sql"))
@@ -126,7 +126,7 @@ func functions(t *testing.T, ctx context.Context, c *pgx.Conn) {
 	must(t, ctx, c, "CREATE SCHEMA cbrepl_source; SET search_path = cbrepl_source; "+body+"; RESET search_path")
 }
 
-func connect(t *testing.T, ctx context.Context, dsn string) *pgx.Conn {
+func connect(t testing.TB, ctx context.Context, dsn string) *pgx.Conn {
 	t.Helper()
 	c, err := pgx.Connect(ctx, dsn)
 	if err != nil {
@@ -136,7 +136,7 @@ func connect(t *testing.T, ctx context.Context, dsn string) *pgx.Conn {
 	return c
 }
 
-func must(t *testing.T, ctx context.Context, c *pgx.Conn, sql string) {
+func must(t testing.TB, ctx context.Context, c *pgx.Conn, sql string) {
 	t.Helper()
 	if _, err := c.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatalf("%s: %v", sql, err)

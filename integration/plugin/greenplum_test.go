@@ -110,7 +110,7 @@ func TestGreenplumPartitions(t *testing.T) {
 			cl.start(`"public"."p","public"."child_of_none"`, viaRoot)
 			cl.exec("INSERT INTO p SELECT i, '2020-01-15'::date + i % 70, CASE i % 3 WHEN 0 THEN 'a' ELSE 'b' END, i FROM generate_series(1, 300) i")
 			cl.exec("INSERT INTO inherited VALUES (1)")
-			cl.exec("DELETE FROM p WHERE false; TRUNCATE p_1_prt_m; INSERT INTO p SELECT i, '2020-03-05', 'a', i FROM generate_series(400, 430) i")
+			cl.exec("DELETE FROM p WHERE false; TRUNCATE p_1_prt_m; INSERT INTO p SELECT i, '2020-03-05', CASE i % 2 WHEN 0 THEN 'a' ELSE 'b' END, i FROM generate_series(400, 430) i")
 			cl.catchUp()
 			names := map[string]int{}
 			for _, n := range cl.nodes[1:] {
@@ -127,7 +127,9 @@ func TestGreenplumPartitions(t *testing.T) {
 			if len(names) != 6 {
 				t.Errorf("rows by table: %v", names)
 			}
-			cl.checkRows("public.p_1_prt_2_2_prt_a", "public.p_1_prt_2_2_prt_o", "public.p_1_prt_3_2_prt_a", "public.p_1_prt_m_2_prt_a")
+			for name := range names {
+				cl.checkRows(strings.TrimPrefix(name, "I "))
+			}
 		})
 	}
 }
@@ -174,7 +176,7 @@ func TestGreenplumValues(t *testing.T) {
 	var defs, forms []string
 	for i, typ := range typeNames {
 		switch typ {
-		case "int4multirange", "short_text[]": // not in 9.4
+		case "int4multirange", "short_text[]", "xml": // not in 9.4, or not in every build
 			continue
 		}
 		defs = append(defs, fmt.Sprintf("c%d %s", i, typ))
