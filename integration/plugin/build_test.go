@@ -73,6 +73,7 @@ func build() (string, error) {
 // pluginServer starts a server that finds the plugin.
 func pluginServer(t testing.TB, settings map[string]string) *lab.Server {
 	t.Helper()
+	requireVersion15(t)
 	all := map[string]string{"dynamic_library_path": "$libdir:" + buildLibrary(t)}
 	for k, v := range settings {
 		all[k] = v
@@ -80,6 +81,23 @@ func pluginServer(t testing.TB, settings map[string]string) *lab.Server {
 	srv := shared.NewServer(t, lab.Options{Settings: all})
 	trustPlugin(t, srv)
 	return srv
+}
+
+// requireVersion15 skips on other versions: the plugin builds for this one, and
+// their pgoutput sends other messages.
+func requireVersion15(t testing.TB) {
+	t.Helper()
+	bin, err := lab.FindBinaries(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "postgres"), "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(out), ") 15.") {
+		t.Skipf("NOT RUN: cbrepl_source builds for PostgreSQL 15, this is %s", strings.TrimSpace(string(out)))
+	}
 }
 
 // trustPlugin names the plugin to servers that load only the output plugins that
