@@ -44,7 +44,7 @@ const maxMemtables = 4
 func openDatabase(dir string, o *Options, log *slog.Logger) (*database, error) {
 	d := &database{log: log, stop: make(chan struct{}), memtable: o.memtableBytes}
 	d.flushed.c = make(chan struct{})
-	d.fs = &failFS{FS: o.fs, noSync: o.Mode == Applied}
+	d.fs = &failFS{FS: o.FS, noSync: o.Mode == Applied}
 	d.fs.report = func(err error) {
 		log.Error("spool has failed", logkey.Error, err)
 		d.halt()

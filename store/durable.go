@@ -32,6 +32,8 @@ type Recovered struct {
 	Prepared []Prepared
 	// Positions lists what SavePosition saved, by content.
 	Positions []dtx.Position
+	// Batch is the last that SaveBatch saved: parts of batches up to it may be gone.
+	Batch uint64
 }
 
 // AppendRecord keeps a commit record (mode Spooled; nothing in mode Applied).
@@ -77,6 +79,15 @@ func (s *Spool) deleteRecords(ctx context.Context) error {
 func (s *Spool) SavePosition(ctx context.Context, c dtx.Content, lsn dtx.LSN) error {
 	return s.small(ctx, "spool position", func(b *pebble.Batch) error {
 		return b.Set(appendPositionKey(nil, c), binary.BigEndian.AppendUint64(nil, uint64(lsn)), nil)
+	})
+}
+
+// SaveBatch keeps the number of a batch that the target has, before its parts are
+// released. Not synced: writes reach the disk in the order they were made, so parts
+// are gone only where the number is known.
+func (s *Spool) SaveBatch(ctx context.Context, batch uint64) error {
+	return s.small(ctx, "spool batch number", func(b *pebble.Batch) error {
+		return b.Set(metaKey(metaBatch), binary.BigEndian.AppendUint64(nil, batch), nil)
 	})
 }
 

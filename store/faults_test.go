@@ -161,7 +161,7 @@ func (h *history) verify(t *testing.T, o Options) {
 func TestReclaimCutOff(t *testing.T) {
 	ctx := context.Background()
 	mem := vfs.NewCrashableMem()
-	o := Options{Dir: "spool", Mode: Spooled, fs: mem, deleteBytes: 1 << 30}
+	o := Options{Dir: "spool", Mode: Spooled, FS: mem, deleteBytes: 1 << 30}
 	s := openTest(t, o)
 	w := s.Writer(0)
 	var xs []*modelTxn
@@ -181,7 +181,7 @@ func TestReclaimCutOff(t *testing.T) {
 	if err := s.reclaim(ctx, 0); !errors.Is(err, faultinject.ErrInjected) {
 		t.Fatalf("reclaim: %v", err)
 	}
-	o.fs = mem.CrashClone(vfs.CrashCloneCfg{})
+	o.FS = mem.CrashClone(vfs.CrashCloneCfg{})
 	s = openTest(t, o)
 	r, err := s.Recover(ctx)
 	if err != nil {
@@ -232,7 +232,7 @@ func TestFailingDisk(t *testing.T) {
 					}))
 					o := Options{
 						Dir: "a/spool", Mode: mode, MemBytes: minMemBytes, tierBytes: 4 * blockSize,
-						memtableBytes: 256 << 10, deleteBytes: 300 << 10, fs: fs,
+						memtableBytes: 256 << 10, deleteBytes: 300 << 10, FS: fs,
 					}
 					err := h.run(context.Background(), o)
 					if hit.Load() == nil {
@@ -251,7 +251,7 @@ func TestFailingDisk(t *testing.T) {
 					}
 					crash := h.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: int(n % 101), RNG: rng})
 					for _, disk := range []*vfs.MemFS{crash, h.mem} {
-						o.fs = disk
+						o.FS = disk
 						h.verify(t, o)
 						if t.Failed() {
 							t.Fatalf("n=%d %s: run ended with %v", n, *hit.Load(), err)

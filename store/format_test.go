@@ -149,7 +149,7 @@ func (sc *script) run(d *datadriven.TestData) string {
 	switch d.Cmd {
 	case "open": // open mode=applied|spooled max-bytes= tier=
 		sc.o = Options{
-			Dir: "spool", Subscription: str("subscription", "s"), MemBytes: minMemBytes, fs: sc.disk,
+			Dir: "spool", Subscription: str("subscription", "s"), MemBytes: minMemBytes, FS: sc.disk,
 			MaxBytes: int64(arg("max-bytes", 1<<20)), MaxParts: arg("max-parts", 1000), tierBytes: int64(arg("tier", 0)),
 		}
 		if str("mode", "applied") == "spooled" {
@@ -161,7 +161,7 @@ func (sc *script) run(d *datadriven.TestData) string {
 	case "crash": // the power goes; nothing that was not synced is left
 		sc.disk = sc.disk.CrashClone(vfs.CrashCloneCfg{})
 		_ = sc.s.Close()
-		sc.o.fs = sc.disk
+		sc.o.FS = sc.disk
 		out, err = sc.open()
 	case "relation": // relation NAME content= id= columns=
 		var v RelVersion

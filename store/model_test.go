@@ -126,7 +126,7 @@ type model struct {
 func newModel(t *rapid.T, o Options) *model {
 	m := &model{t: t, ctx: context.Background(), opts: o, contents: []dtx.Content{-1, 0, 7}[:rapid.IntRange(1, 3).Draw(t, "contents")], nextXID: 10}
 	m.mem, m.resent = vfs.NewCrashableMem(), map[dtx.LSN][]*modelTxn{}
-	m.opts.Dir, m.opts.Subscription, m.opts.fs = "spool", "model", m.mem
+	m.opts.Dir, m.opts.Subscription, m.opts.FS = "spool", "model", m.mem
 	m.start()
 	return m
 }
@@ -537,7 +537,7 @@ func TestModelSpooled(t *testing.T) {
 			seed := rapid.Uint64().Draw(t, "seed")
 			clone := m.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: int(seed % 101), RNG: rand.New(rand.NewPCG(seed, 1))})
 			_ = m.s.Close() // on the disk that is gone
-			m.mem, m.opts.fs = clone, clone
+			m.mem, m.opts.FS = clone, clone
 			m.restart()
 			if len(m.parts) > 0 && rapid.Bool().Draw(t, "resend") {
 				m.resend(rapid.IntRange(0, len(m.parts)-1).Draw(t, "from"))

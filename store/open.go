@@ -30,6 +30,7 @@ const (
 
 const (
 	metaChains = "chains"
+	metaBatch  = "batch"
 )
 
 // Open opens the spool in o.Dir, or makes one. In mode Applied whatever it held
@@ -44,10 +45,10 @@ func Open(ctx context.Context, o Options) (*Spool, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fault(err, "")
 	}
-	if err := makeDir(o.fs, o.Dir); err != nil {
+	if err := makeDir(o.FS, o.Dir); err != nil {
 		return nil, fault(err, "")
 	}
-	lock, err := o.fs.Lock(o.fs.PathJoin(o.Dir, lockName))
+	lock, err := o.FS.Lock(o.FS.PathJoin(o.Dir, lockName))
 	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
 		return nil, fault(err, "")
 	}
@@ -71,13 +72,13 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 	if err := checkMarker(&o); err != nil {
 		return nil, err
 	}
-	dir := o.fs.PathJoin(o.Dir, dataName)
+	dir := o.FS.PathJoin(o.Dir, dataName)
 	if o.Mode == Applied {
-		if err := o.fs.RemoveAll(dir); err != nil {
+		if err := o.FS.RemoveAll(dir); err != nil {
 			return nil, fmt.Errorf("empty the cache: %w", err)
 		}
 	}
-	if err := makeDir(o.fs, dir); err != nil {
+	if err := makeDir(o.FS, dir); err != nil {
 		return nil, err
 	}
 	db, err := openDatabase(dir, &o, o.Logger)
@@ -103,8 +104,8 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 
 // checkMarker reads the marker file, or writes it into an empty directory.
 func checkMarker(o *Options) error {
-	path := o.fs.PathJoin(o.Dir, markerName)
-	text, err := readFile(o.fs, path)
+	path := o.FS.PathJoin(o.Dir, markerName)
+	text, err := readFile(o.FS, path)
 	if oserror.IsNotExist(err) {
 		return writeMarker(o)
 	}
@@ -148,7 +149,7 @@ func parseMarker(text []byte) map[string]string {
 }
 
 func writeMarker(o *Options) error {
-	names, err := o.fs.List(o.Dir)
+	names, err := o.FS.List(o.Dir)
 	if err != nil {
 		return err
 	}
@@ -163,18 +164,18 @@ func writeMarker(o *Options) error {
 		}
 	}
 	text := fmt.Sprintf("format %d\nmode %s\nsubscription %q\n", formatVersion, o.Mode, o.Subscription)
-	temp := o.fs.PathJoin(o.Dir, markerTemp)
-	f, err := o.fs.Create(temp, "cbrepl-marker")
+	temp := o.FS.PathJoin(o.Dir, markerTemp)
+	f, err := o.FS.Create(temp, "cbrepl-marker")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write([]byte(text))
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = o.fs.Rename(temp, o.fs.PathJoin(o.Dir, markerName))
+		err = o.FS.Rename(temp, o.FS.PathJoin(o.Dir, markerName))
 	}
 	if err == nil {
-		err = syncDir(o.fs, o.Dir)
+		err = syncDir(o.FS, o.Dir)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", markerName, err)

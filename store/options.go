@@ -52,9 +52,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Now is the clock of Usage.FullSince; nil means time.Now.
 	Now func() time.Time
+	// FS is the file system; nil means the disk's.
+	FS vfs.FS
 
-	// fs replaces the file system in tests.
-	fs vfs.FS
 	// tierBytes replaces the share of MemBytes that keeps recent blocks in mode
 	// Applied; -1 turns it off.
 	tierBytes int64
@@ -90,8 +90,8 @@ func (o *Options) EnsureDefaults() {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.fs == nil {
-		o.fs = vfs.Default
+	if o.FS == nil {
+		o.FS = vfs.Default
 	}
 	if o.tierBytes == 0 {
 		o.tierBytes = o.MemBytes / 2

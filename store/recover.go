@@ -21,7 +21,7 @@ func (s *Spool) recover(ctx context.Context) error {
 		prefix byte
 		f      func(k, v []byte) error
 	}{
-		{prefixMeta, s.loadMeta},
+		{prefixMeta, func(k, v []byte) error { return s.loadMeta(r, k, v) }},
 		{prefixPart, func(k, v []byte) error { return s.loadPart(r, k, v) }},
 		{prefixPrepared, func(k, v []byte) error { return s.loadPrepared(r, k, v) }},
 		{prefixEmpty, func(k, v []byte) error { return s.loadEmpty(r, k, v) }},
@@ -93,14 +93,15 @@ func (s *Spool) scan(ctx context.Context, prefix byte, f func(k, v []byte) error
 	return it.Close()
 }
 
-func (s *Spool) loadMeta(k, v []byte) error {
-	if string(k[1:]) != metaChains {
+func (s *Spool) loadMeta(r *Recovered, k, v []byte) error {
+	to := map[string]*uint64{metaChains: &s.chains, metaBatch: &r.Batch}[string(k[1:])]
+	if to == nil {
 		return nil
 	}
 	if len(v) != 8 {
 		return keyFault(nil, "number")
 	}
-	s.chains = binary.BigEndian.Uint64(v)
+	*to = binary.BigEndian.Uint64(v)
 	return nil
 }
 

@@ -313,7 +313,13 @@ func (l *loop) outcome(out outcome) error {
 		fault string
 		do    func() error
 	}{
-		{faultApplied, func() error { l.confirm(v.applied.confirm); return nil }},
+		{faultApplied, func() error {
+			if err := l.o.Spool.Applied(v.applied.batch.Seq); err != nil {
+				return err
+			}
+			l.confirm(v.applied.confirm)
+			return nil
+		}},
 		{faultConfirmed, func() error { return l.o.Spool.Release(v.applied.release) }},
 		{faultReleased, func() error { return nil }},
 	} {

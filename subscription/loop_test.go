@@ -82,6 +82,8 @@ func (s rigSpool) Open(dtx.Part) (apply.RowIter, error) {
 	return nil, errors.New("not used")
 }
 
+func (rigSpool) Applied(uint64) error { return nil }
+
 func (s rigSpool) Release(parts []dtx.Part) error {
 	for _, p := range parts {
 		s.r.note("release gxid %d content %d", p.GXID, p.Content)

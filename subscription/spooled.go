@@ -32,6 +32,7 @@ type spooledStream struct {
 	content dtx.Content
 	sp      *store.Spool
 	empties *store.Writer // parts without rows; used by the reading goroutine
+	record  dtx.LSN       // of the last commit record
 	events  []dtx.Event   // to replay
 	saved   dtx.LSN
 	every   time.Duration
@@ -45,6 +46,7 @@ type recovered struct {
 	parts     map[dtx.Content][]dtx.Part
 	records   []dtx.CommitRecord
 	positions map[dtx.Content]dtx.LSN
+	batch     uint64
 }
 
 // recoverSpool reads it once. Prepared transactions are not kept across a
@@ -54,7 +56,7 @@ func recoverSpool(ctx context.Context, sp *store.Spool) (*recovered, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &recovered{parts: r.Parts, records: r.Records, positions: map[dtx.Content]dtx.LSN{}}
+	out := &recovered{parts: r.Parts, records: r.Records, positions: map[dtx.Content]dtx.LSN{}, batch: r.Batch}
 	for _, p := range r.Positions {
 		out.positions[p.Content] = p.LSN
 	}
@@ -141,12 +143,13 @@ func (d *spooledStream) write(ctx context.Context, ev *dtx.Event) error {
 			ev.Part = p
 		}
 	case dtx.EventRecord:
-		if ev.More {
+		if ev.LSN == d.record {
 			return d.refuse(ev, "several commit records in one transaction of the coordinator")
 		}
 		if err := d.sp.AppendRecord(ctx, ev.Record); err != nil {
 			return err
 		}
+		d.record = ev.LSN
 	case dtx.EventHold, dtx.EventUnhold:
 		return d.refuse(ev, "a transaction decoded at PREPARE")
 	}

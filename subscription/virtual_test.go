@@ -186,6 +186,7 @@ type vspool struct {
 	max int64
 
 	mu      sync.Mutex
+	batch   uint64
 	used    int64
 	parts   map[dtx.SpoolID]int64
 	exempt  map[dtx.Content]bool
@@ -219,6 +220,17 @@ func (s *vspool) write(ctx context.Context, c dtx.Content, p dtx.Part) error {
 
 // drop frees a part that was received and will be sent again.
 func (s *vspool) drop(p dtx.Part) { _ = s.Release([]dtx.Part{p}) }
+
+// Applied comes once per batch, before its parts are released.
+func (s *vspool) Applied(batch uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if batch <= s.batch {
+		return s.ref.foul("batch %d is noted after batch %d", batch, s.batch)
+	}
+	s.batch = batch
+	return nil
+}
 
 func (s *vspool) Release(parts []dtx.Part) error {
 	s.mu.Lock()

@@ -366,6 +366,17 @@ func (s *spool) Held() map[dtx.Content]dtx.LSN {
 	return s.recovered.positions
 }
 
+// Batch is the last batch that an earlier life noted.
+func (s *spool) Batch() uint64 {
+	if s.recovered == nil {
+		return 0
+	}
+	return s.recovered.batch
+}
+
+// Applied notes a batch in a spool that is the only copy.
+func (s *spool) Applied(batch uint64) error { return s.SaveBatch(context.Background(), batch) }
+
 func (s *spool) Open(p dtx.Part) (apply.RowIter, error) { return s.Spool.Open(p) }
 
 func (s *spool) Exempt(cs []dtx.Content) { s.SetExempt(cs) }

@@ -41,7 +41,7 @@ type History struct {
 	Prepared bool
 
 	rows  []row
-	parts map[dtx.SpoolID]part
+	parts map[place]part
 	want  map[dtx.GXID]int // parts
 	final []int
 	total int // 0 when tables are truncated
@@ -67,8 +67,13 @@ type write struct {
 	amount   int
 }
 
+// place names a part.
+type place struct {
+	gxid    dtx.GXID
+	content dtx.Content
+}
+
 type part struct {
-	gxid     dtx.GXID
 	writes   []write
 	truncate bool
 }
@@ -84,6 +89,8 @@ type Options struct {
 	// InDoubt keeps the first prepared dtx in doubt until all others have ended, on
 	// rows that no other needs; it implies that two-phase dtxs are decoded at PREPARE.
 	InDoubt bool
+	// AtCommit never decodes two-phase dtxs at PREPARE.
+	AtCommit bool
 }
 
 const startAmount = 100
@@ -127,13 +134,14 @@ func NewHistory(rnd *rand.Rand, o Options) *History {
 	h := &History{
 		Segments: 1 + rnd.IntN(4), Logs: map[dtx.Content][]Logged{}, Commits: map[dtx.GXID]dtx.PGTime{},
 		Markers: Markers(rnd.IntN(int(markerModes))), Prepared: rnd.IntN(3) == 0,
-		parts: map[dtx.SpoolID]part{}, want: map[dtx.GXID]int{},
+		parts: map[place]part{}, want: map[dtx.GXID]int{},
 	}
 	g := &generator{History: h, rnd: rnd, lsn: map[dtx.Content]dtx.LSN{}, locks: map[int]bool{}, now: 1}
 	first := dtx.Content(0)
 	if rnd.IntN(3) == 0 {
 		first = dtx.Coordinator // which has rows of its own
 	}
+	h.Prepared = h.Prepared && !o.AtCommit
 	if o.InDoubt {
 		h.Segments, h.Prepared = max(h.Segments, 2), true
 	}
@@ -261,7 +269,7 @@ func (g *generator) work(t *txn) {
 	t.parts = map[dtx.Content]*part{}
 	join := func(c dtx.Content) *part {
 		if t.parts[c] == nil {
-			t.parts[c] = &part{gxid: t.gxid, truncate: t.truncate >= 0}
+			t.parts[c] = &part{truncate: t.truncate >= 0}
 		}
 		return t.parts[c]
 	}
@@ -400,7 +408,7 @@ func (g *generator) commitPartAt(t *txn, c dtx.Content, at dtx.LSN) {
 		id = g.spool
 	}
 	p := *t.parts[c]
-	g.parts[id] = p
+	g.parts[place{t.gxid, c}] = p
 	l := Logged{Event: dtx.Event{Kind: dtx.EventPart, Content: c, LSN: at, Part: dtx.Part{
 		GXID: t.gxid, Kind: t.kind, Content: c, EndLSN: at, CommitTime: g.now, Barrier: p.truncate,
 		Rows: int64(len(p.writes)), Bytes: int64(100 * (1 + len(p.writes))), Spool: id,

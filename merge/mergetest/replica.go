@@ -106,9 +106,9 @@ func (r *Replica) applyStep(st *dtx.Step, seen map[dtx.GXID]int) error {
 				return fmt.Errorf("a step is not in content and stream order")
 			}
 		}
-		sp, ok := r.h.parts[p.Spool]
-		if !ok || sp.gxid != p.GXID {
-			return fmt.Errorf("gxid %d: part %d is not one of its", p.GXID, p.Spool)
+		sp, ok := r.h.parts[place{p.GXID, p.Content}]
+		if !ok {
+			return fmt.Errorf("gxid %d has no part on content %d", p.GXID, p.Content)
 		}
 		if sp.truncate != st.Barrier || st.Barrier && p.GXID != st.Parts[0].GXID {
 			return fmt.Errorf("gxid %d: a barrier's step is mixed with others", p.GXID)
