@@ -17,19 +17,19 @@ func Remove(o Options, dryRun bool) (found bool, err error) {
 	fault := func(err error, hint string) error {
 		return &dtx.Error{Op: "remove spool", Msg: o.Dir, Hint: hint, Class: dtx.ClassStop, Err: err}
 	}
-	marker := o.fs.PathJoin(o.Dir, markerName)
-	if _, err := o.fs.Stat(marker); err != nil {
+	marker := o.FS.PathJoin(o.Dir, markerName)
+	if _, err := o.FS.Stat(marker); err != nil {
 		if oserror.IsNotExist(err) {
 			return false, nil
 		}
 		return false, fault(err, "")
 	}
-	lock, err := o.fs.Lock(o.fs.PathJoin(o.Dir, lockName))
+	lock, err := o.FS.Lock(o.FS.PathJoin(o.Dir, lockName))
 	if err != nil {
 		return true, fault(fmt.Errorf("the directory is in use: %w", err), "Stop the daemon first")
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	text, err := readFile(o.fs, marker)
+	text, err := readFile(o.FS, marker)
 	if err != nil {
 		return true, fault(err, "")
 	}
@@ -41,13 +41,13 @@ func Remove(o Options, dryRun bool) (found bool, err error) {
 		return true, nil
 	}
 	// The marker goes last: what is left of a removal that was cut off is found again.
-	if err := o.fs.RemoveAll(o.fs.PathJoin(o.Dir, dataName)); err != nil {
+	if err := o.FS.RemoveAll(o.FS.PathJoin(o.Dir, dataName)); err != nil {
 		return true, fault(err, "")
 	}
-	if err := o.fs.Remove(marker); err != nil {
+	if err := o.FS.Remove(marker); err != nil {
 		return true, fault(err, "")
 	}
-	if err := syncDir(o.fs, o.Dir); err != nil {
+	if err := syncDir(o.FS, o.Dir); err != nil {
 		return true, fault(err, "")
 	}
 	return true, nil

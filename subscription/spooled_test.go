@@ -18,6 +18,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
+	"cbrepl/internal/soak"
 	"cbrepl/merge"
 	"cbrepl/merge/mergetest"
 	"cbrepl/pgoutput"
@@ -239,8 +240,7 @@ func (s *powerSim) confirmedAll() bool {
 func TestPowerCut(t *testing.T) {
 	faults := []string{faultWritten, faultSynced, faultTaken, faultCommitted, faultApplied, faultConfirmed, faultReleased}
 	left := 0
-	first, end := mergetest.Seeds(t, 12)
-	for seed := first; seed < end; seed++ {
+	for seed := range soak.Seeds(t, 12, 600) {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		s := &powerSim{
 			h:   mergetest.NewHistory(rnd, mergetest.Options{Txns: 150, AtCommit: true}),
@@ -252,7 +252,7 @@ func TestPowerCut(t *testing.T) {
 			fault := fmt.Sprintf("%s=error@%d", faults[rnd.IntN(len(faults))], 1+rnd.IntN(12))
 			err := s.life(t, fault)
 			if err != nil && !errors.Is(err, faultinject.ErrInjected) {
-				t.Fatalf("CBREPL_SEED=%d: life %d (%s) ended with %v", seed, n, fault, err)
+				t.Fatalf("seed %d: life %d (%s) ended with %v", seed, n, fault, err)
 			}
 			if n == 0 {
 				old = s.tgt.backup()
@@ -260,15 +260,15 @@ func TestPowerCut(t *testing.T) {
 		}
 		left += len(s.h.GXIDs) - len(s.tgt.replica.Applied)
 		if err := s.life(t, ""); err != nil {
-			t.Fatalf("CBREPL_SEED=%d: %v", seed, err)
+			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if err := errors.Join(s.ref.verdict(), s.tgt.compare()); err != nil {
-			t.Fatalf("CBREPL_SEED=%d: %v", seed, err)
+			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if old.batch > 0 && old.batch < s.tgt.backup().batch-1 { // the last one may hold positions only
 			now := s.tgt.restore(old)
 			if err := s.life(t, ""); err == nil || !strings.Contains(err.Error(), "older state") {
-				t.Errorf("CBREPL_SEED=%d: a target restored to batch %d of %d starts: %v", seed, old.batch, now.batch, err)
+				t.Errorf("seed %d: a target restored to batch %d of %d starts: %v", seed, old.batch, now.batch, err)
 			}
 			s.tgt.restore(now)
 		}
@@ -296,6 +296,6 @@ func (s *powerSim) empty(t *testing.T, seed uint64) {
 		n += len(ps)
 	}
 	if u := sp.Usage(); n > 0 || len(r.Records) > 0 || u.Bytes > 0 || u.Parts > 0 {
-		t.Errorf("CBREPL_SEED=%d: %d parts, %d records and %d bytes are never released", seed, n, len(r.Records), u.Bytes)
+		t.Errorf("seed %d: %d parts, %d records and %d bytes are never released", seed, n, len(r.Records), u.Bytes)
 	}
 }
