@@ -164,7 +164,7 @@ func TestTriggers(t *testing.T) {
 	tg = w.target()
 	w.open(tg)
 	err = insert()
-	dtxtest.WantError(t, err, dtx.ClassStop, w.schema+".t", "raised by a function on the target")
+	dtxtest.WantError(t, err, dtx.ClassStop, w.schema+".t", "a function on the target raised an error")
 	_ = tg.Close()
 	w.exec("ALTER TABLE $S.t DISABLE TRIGGER boom")
 	w.opts.FireTriggers = false

@@ -129,7 +129,7 @@ func TestEpochFences(t *testing.T) {
 			}
 			return nil
 		}
-		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "no longer stands at that epoch and at batch")
+		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, "another daemon has taken over subscription test")
 		tg.private.onPoint = nil
 		execSQL(t, coordinator, fmt.Sprintf("UPDATE cbrepl.subscription SET batch = %d", st.Batch))
 		checkWorld(t, h, o, openUntil(t, tg))

@@ -188,7 +188,7 @@ func TestRemedies(t *testing.T) {
 			a.target("alter table public.k_hh add constraint small check (v < 1000) not valid")
 			a.insert(4)
 			a.update(lab.Values{"v": 1234, "note": canary}, lab.Values{"id": 5})
-			a.stops(table, "gxid", `violates check constraint "small"`)
+			a.stops(table, "gxid", `a check constraint is violated, constraint "small"`)
 			a.target("alter table public.k_hh drop constraint small")
 		}},
 		{"target table gone", func() {
