@@ -168,8 +168,12 @@ send_progress(void)
 	XLogRecPtr	end = takeover.state->ctx->reader->EndRecPtr;
 	StringInfoData body;
 
+	/*
+	 * The confirmed position itself is sent, too: an idle segment has no other
+	 * word that its PREPAREs before that position have all been sent.
+	 */
 	if (end <= takeover.progress ||
-		SnapBuildXactNeedsSkip(takeover.state->ctx->snapshot_builder, end))
+		SnapBuildXactNeedsSkip(takeover.state->ctx->snapshot_builder, end + 1))
 		return;
 	takeover.progress = end;
 	takeover.last_sent = GetCurrentTimestamp();
