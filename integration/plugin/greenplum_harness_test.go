@@ -39,6 +39,7 @@ type node struct {
 	options []repl.Option
 	stream  *repl.Stream
 	at      uint64 // last progress
+	from    uint64 // where to start; 0: the slot's confirmed position
 
 	blocks    []*block
 	facts     []fact
@@ -201,7 +202,7 @@ func (n *node) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.stream, err = conn.Start(ctx, 0)
+	n.stream, err = conn.Start(ctx, lsn(n.from))
 	if err != nil {
 		conn.Close()
 		return err

@@ -2,9 +2,11 @@ package plugin
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -37,9 +39,21 @@ func TestGreenplumLoad(t *testing.T) {
 // load runs sessions with transfers, savepoints, rollbacks and ranges on a and b.
 func (cl *cluster) load(sessions, transactions int) {
 	cl.t.Helper()
+	cl.loadOn(cl.sessions(sessions), transactions)
+}
+
+func (cl *cluster) sessions(n int) []*pgx.Conn {
+	cl.t.Helper()
+	all := make([]*pgx.Conn, n)
+	for i := range all {
+		all[i] = cl.session()
+	}
+	return all
+}
+
+func (cl *cluster) loadOn(sessions []*pgx.Conn, transactions int) {
 	var wg sync.WaitGroup
-	for s := range sessions {
-		c := cl.session()
+	for s, c := range sessions {
 		wg.Go(func() {
 			for i := range transactions {
 				x, y := (s*131+i*17)%300+1, (s*37+i*71)%300+1
@@ -327,4 +341,73 @@ func TestGreenplumMessages(t *testing.T) {
 	if records := len(cl.nodes[0].facts); records != 3 {
 		t.Errorf("%d commit records, want those of two transactions with ALTER and of INSERT", records)
 	}
+}
+
+// kill -9 of a backend of a segment, then of the coordinator, under load: the
+// server recovers, and the streams continue where they were. It disturbs every
+// user of the cluster, so it must be asked for.
+func TestGreenplumCrash(t *testing.T) {
+	if os.Getenv("CBREPL_TEST_SOURCE_CRASH") == "" {
+		t.Skip("NOT RUN: CBREPL_TEST_SOURCE_CRASH is not set: it kills backends of the source, which must run on this machine")
+	}
+	cl := newCluster(t)
+	cl.exec("CREATE TABLE a (id int PRIMARY KEY, n int, v text) DISTRIBUTED BY (id); CREATE TABLE b (id int PRIMARY KEY, v text) DISTRIBUTED BY (id); CREATE TABLE other (id int)")
+	cl.start(`"public"."a","public"."b"`, false)
+	cl.exec("INSERT INTO a SELECT i, 100, 'start' FROM generate_series(1, 300) i")
+	for _, victim := range []*node{cl.nodes[1], cl.nodes[0]} {
+		cl.catchUp()
+		for _, n := range cl.nodes {
+			n.close()
+			n.from = n.at
+		}
+		done := make(chan struct{})
+		sessions := cl.sessions(3)
+		go func() {
+			defer close(done)
+			cl.loadOn(sessions, 40)
+		}()
+		cl.kill(victim)
+		<-done
+		cl.waitForRecovery()
+		for _, n := range cl.nodes {
+			cl.open(n)
+		}
+		cl.exec("UPDATE a SET n = n + 1")
+		cl.catchUp()
+		cl.checkRows("public.a")
+	}
+	cl.checkOrder()
+}
+
+// kill ends a backend of the node as no server expects it.
+func (cl *cluster) kill(n *node) {
+	cl.t.Helper()
+	c, err := pgx.Connect(cl.ctx, n.dsn)
+	if err != nil {
+		cl.t.Fatal(err)
+	}
+	p, err := os.FindProcess(int(c.PgConn().PID()))
+	if err == nil {
+		err = p.Kill()
+	}
+	if err != nil {
+		cl.t.Fatalf("kill a backend of content %d: %v", n.content, err)
+	}
+}
+
+// waitForRecovery waits until a distributed transaction succeeds, in a new session.
+func (cl *cluster) waitForRecovery() {
+	cl.t.Helper()
+	for cl.ctx.Err() == nil {
+		c, err := pgx.Connect(cl.ctx, cl.c.Config().ConnString())
+		if err == nil {
+			if _, err = c.Exec(cl.ctx, "UPDATE a SET n = n", pgx.QueryExecModeSimpleProtocol); err == nil {
+				cl.c = c
+				return
+			}
+			_ = c.Close(cl.ctx)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	cl.t.Fatal("the cluster does not recover")
 }
