@@ -106,7 +106,7 @@ func TestEpochFences(t *testing.T) {
 	} {
 		st := openUntil(t, tg)
 		execSQL(t, c.dsn, "UPDATE cbrepl."+c.table+" SET epoch = epoch + 1")
-		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, fmt.Sprintf("epoch %d of subscription test is over", st.Epoch), c.where)
+		dtxtest.WantError(t, applyBatch(testCtx(t), tg, h, st.Batch+1, 0), dtx.ClassRetry, fmt.Sprintf("no longer at epoch %d and batch", st.Epoch), c.where)
 		checkNonePrepared(t, o) // already before the next open
 		execSQL(t, c.dsn, "UPDATE cbrepl."+c.table+" SET epoch = epoch - 1")
 		if st = openUntil(t, tg); st.Batch != uint64(2*i) {
