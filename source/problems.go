@@ -22,6 +22,8 @@ type Problem struct {
 	Remedy  string
 	SQL     []string
 	Restart bool
+	// passing is set for a fault that may pass by itself: a server that is down.
+	passing bool
 }
 
 // String prints one paragraph.
@@ -74,12 +76,16 @@ func (ps Problems) err(op string) error {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
 		return cmp.Or(a.Content.Compare(b.Content), cmp.Compare(a.Relation, b.Relation))
 	})
-	return &dtx.Error{Op: op, Class: dtx.ClassStop, Err: ps}
+	class := dtx.ClassRetry // when nothing else is wrong
+	if slices.ContainsFunc(ps, func(p Problem) bool { return !p.passing }) {
+		class = dtx.ClassStop
+	}
+	return &dtx.Error{Op: op, Class: class, Err: ps}
 }
 
 // problemOf turns an error of a connection into a problem of its node.
 func problemOf(c dtx.Content, err error) Problem {
-	p := Problem{Content: dtx.AtContent(c)}
+	p := Problem{Content: dtx.AtContent(c), passing: dtx.ClassOf(err) == dtx.ClassRetry}
 	var de *dtx.Error
 	if !errors.As(err, &de) {
 		p.Found = err.Error()

@@ -368,7 +368,7 @@ func (l *loop) exempt() {
 // tick refreshes the board.
 func (l *loop) tick(now time.Time) {
 	l.o.Board.Progress(l.progress.read.Load(), now)
-	l.reporter.tick(l.m.pending(), l.m.waits(trackedWait), now)
+	l.reporter.tick(l.m.pending(), l.m.oldestCommit(), l.m.waits(trackedWait), now)
 }
 
 // finishBatch is item 8 of the contract. A batch that failed is left to the next

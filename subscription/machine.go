@@ -155,6 +155,16 @@ func (m *machine) pending() merge.Counts { return m.eng.Pending() }
 // drops returns parts that an earlier life applied: their spool space is free.
 func (m *machine) drops() []dtx.Part { return m.eng.Drops() }
 
+// oldestCommit is the commit time of the oldest dtx that is known and not applied,
+// or zero.
+func (m *machine) oldestCommit() time.Time {
+	at, ok := m.eng.OldestCommit()
+	if !ok {
+		return time.Time{}
+	}
+	return at.Time()
+}
+
 // waits describes up to n waiting dtxs, the oldest first.
 func (m *machine) waits(n int) []merge.Wait { return m.eng.Waits(n) }
 

@@ -89,7 +89,7 @@ func (r *reporter) jobFailed(v verdict, now time.Time) {
 }
 
 // tick refreshes what is pending and waited for.
-func (r *reporter) tick(n merge.Counts, waits []merge.Wait, now time.Time) {
+func (r *reporter) tick(n merge.Counts, oldest time.Time, waits []merge.Wait, now time.Time) {
 	since := make(map[dtx.GXID]time.Time, len(waits))
 	shown := make([]status.Wait, 0, min(len(waits), shownWaits))
 	for _, w := range waits {
@@ -110,7 +110,7 @@ func (r *reporter) tick(n merge.Counts, waits []merge.Wait, now time.Time) {
 	for c, lsn := range r.reported {
 		reported = append(reported, dtx.Position{Content: c, LSN: lsn})
 	}
-	r.board.Tick(status.Pending{Dtxs: n.Dtxs, Parts: n.Parts, Records: n.Records, Rows: n.Rows, Bytes: n.Bytes}, shown, reported, now)
+	r.board.Tick(status.Pending{Dtxs: n.Dtxs, Parts: n.Parts, Records: n.Records, Rows: n.Rows, Bytes: n.Bytes, OldestCommit: oldest}, shown, reported, now)
 	r.countConflicts(nil, now)
 }
 

@@ -49,6 +49,8 @@ type Subscription struct {
 	log   *slog.Logger
 	env   *env
 	board *status.Board
+	// resolved is set once nothing of an earlier daemon is in doubt on the target.
+	resolved bool
 }
 
 // env makes the pieces that talk to servers and disks.
@@ -131,13 +133,11 @@ func (s *Subscription) Run(ctx context.Context) error {
 }
 
 // runWithRestarts runs replicate until ctx ends or a person is needed. After a
-// passing fault of this machine (a full disk under the spool) it starts again
-// from the target's record; passing faults of servers are dealt with inside.
-// What fails before it has ever streamed is reported, not tried again. A start
-// that is told to stop has not failed.
+// fault that can pass (a full disk under the spool, a server that is down when the
+// daemon starts) it starts again from the target's record; faults of servers while
+// streaming are dealt with inside. A start that is told to stop has not failed.
 func (s *Subscription) runWithRestarts(ctx context.Context) error {
 	pause := firstPause
-	ever := false
 	for {
 		began := s.o.Now()
 		streamed, err := s.replicate(ctx)
@@ -145,16 +145,14 @@ func (s *Subscription) runWithRestarts(ctx context.Context) error {
 			s.log.Info("stopped before streaming")
 			return nil
 		}
-		ever = ever || streamed
-		if err == nil || ctx.Err() != nil || !ever || dtx.ClassOf(err) == dtx.ClassStop || errors.Is(err, errTargetHangs) {
+		if err == nil || ctx.Err() != nil || dtx.ClassOf(err) == dtx.ClassStop || errors.Is(err, errTargetHangs) {
 			return err
 		}
 		if s.o.Now().Sub(began) > longestPause {
 			pause = firstPause
 		}
-		s.board.Fail(err, s.o.Now())
-		s.board.SetState(status.Starting, s.o.Now())
-		s.log.Warn("starting again from the target's record", logkey.Error, err, logkey.Pause, pause)
+		s.board.Restart(err, s.o.Now())
+		s.log.Warn("cannot continue now; starting again from the target's record", logkey.Error, err, logkey.Pause, pause)
 		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -164,6 +162,21 @@ func (s *Subscription) runWithRestarts(ctx context.Context) error {
 		}
 		pause = min(2*pause, longestPause)
 	}
+}
+
+// resolveInDoubt ends what an earlier daemon left prepared on the target while
+// the source cannot be reached: prepared transactions hold locks. Once is enough.
+func (s *Subscription) resolveInDoubt(ctx context.Context) error {
+	if s.resolved {
+		return nil
+	}
+	tgt, err := s.env.target(&sourceFacts{}) // no table is needed for that
+	if err != nil {
+		return err
+	}
+	_, err = tgt.Open(ctx)
+	s.resolved = err == nil
+	return errors.Join(err, tgt.Close())
 }
 
 // Bounds of the pause before a restart.
@@ -219,6 +232,9 @@ func (s *Subscription) listenError(ctx context.Context, err error) error {
 // order. It reports whether it came to stream.
 func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error) {
 	facts, err := s.env.source(ctx)
+	if err != nil && dtx.ClassOf(err) == dtx.ClassRetry && ctx.Err() == nil {
+		err = errors.Join(err, s.resolveInDoubt(ctx))
+	}
 	if err != nil {
 		return false, err
 	}

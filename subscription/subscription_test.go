@@ -201,18 +201,19 @@ func TestNewLife(t *testing.T) {
 	})
 }
 
-// A new life that cannot begin for a passing reason is tried again: it has
-// streamed before.
-func TestNewLifeFailsToBegin(t *testing.T) {
+// A source that cannot be reached is tried again for as long as it lasts, at the
+// first start as later; meanwhile what is in doubt on the target is resolved,
+// once.
+func TestFirstConnectionIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &startup{state: apply.State{Initialized: true}, passing: 1}
+		s := &startup{state: apply.State{Initialized: true}}
 		e := s.env()
 		starts := 0
 		e.source = func(context.Context) (*sourceFacts, error) {
-			if starts++; starts == 2 {
-				return nil, &dtx.Error{Op: "check source", Msg: "a server restarts", Class: dtx.ClassRetry}
+			if starts++; starts <= 5 {
+				return nil, &dtx.Error{Op: "check source", Msg: "a server is down", Class: dtx.ClassRetry}
 			}
-			return &sourceFacts{}, nil
+			return &sourceFacts{}, s.call("source")
 		}
 		c := startConfig(t, "")
 		c.HTTP.Listen = config.Off
@@ -221,9 +222,17 @@ func TestNewLifeFailsToBegin(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := begin(sub)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if r := sub.Report(); r.State != status.Starting || r.Healthy || !strings.Contains(r.Unhealthy[0], "a server is down") {
+			t.Errorf("while it is down: %s, %v", r.State, r.Unhealthy)
+		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if r := sub.Report(); r.State != status.Streaming || starts != 3 {
+		if got, want := s.trace(), "open close-target source check open spool resume streams run"; got != want {
+			t.Errorf("it did\n%s\nwant\n%s", got, want)
+		}
+		if r := sub.Report(); r.State != status.Streaming || starts != 6 {
 			t.Errorf("%d starts, status %+v", starts, r)
 		}
 		if err := stop(); err != nil {

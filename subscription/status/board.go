@@ -22,6 +22,10 @@ const (
 	stuckPrepared = 10 * time.Minute
 	rateWindow    = 10 * time.Second
 	maxLagPoints  = 512
+	// idleSlack: an idle server's position moves a little ahead of the stream's.
+	idleSlack = 3 * time.Second
+	// settled is how long a stream runs after a restart that is over.
+	settled = 2 * time.Minute
 )
 
 // Source is what the board asks of a stream when a report is read.
@@ -46,6 +50,15 @@ type Board struct {
 	streams      map[dtx.Content]*streamFacts
 	rates        []ratePoint // one per second at most, rising in time
 	waits        []Wait
+
+	// drainedAt is when everything known was last applied; caughtUp is set once that
+	// was so since the last start.
+	drainedAt time.Time
+	caughtUp  bool
+	// restart is why the subscription starts again, until it has caught up or
+	// streamed for settled; restarts counts how often.
+	restart  string
+	restarts int
 }
 
 type ratePoint struct {
@@ -126,6 +139,16 @@ func (b *Board) Fail(err error, now time.Time) {
 	b.base.LastError = f
 }
 
+// Restart records why the subscription starts again from the target's record.
+func (b *Board) Restart(err error, now time.Time) {
+	b.Fail(err, now)
+	b.SetState(Starting, now)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.restart = err.Error()
+	b.restarts++
+}
+
 // Target records what the apply worker begins to do; times are the board's.
 func (b *Board) Target(t Target, now time.Time) {
 	b.mu.Lock()
@@ -176,6 +199,7 @@ func (b *Board) Positions(batch uint64, ps []dtx.Position) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.base.Applied.LastBatch = batch
+	b.caughtUp = false
 	for _, p := range ps {
 		f := b.stream(p.Content)
 		f.safe, f.reported = p.LSN, p.LSN
@@ -196,6 +220,12 @@ func (b *Board) Tick(pending Pending, waits []Wait, reported []dtx.Position, now
 	for _, s := range b.sources {
 		b.sample(s.Facts(), now)
 	}
+	if b.drained(pending) {
+		b.drainedAt, b.caughtUp = now, true
+		b.restart, b.restarts = "", 0
+	} else if b.restart != "" && b.base.State == Streaming && now.Sub(b.base.StateSince) > settled {
+		b.restart, b.restarts = "", 0
+	}
 	a := b.base.Applied
 	if n := len(b.rates); n == 0 || now.Sub(b.rates[n-1].at) >= time.Second {
 		b.rates = append(b.rates, ratePoint{now, a.Dtxs, a.Rows})
@@ -203,6 +233,22 @@ func (b *Board) Tick(pending Pending, waits []Wait, reported []dtx.Position, now
 			b.rates = slices.Delete(b.rates, 0, i)
 		}
 	}
+}
+
+// drained reports whether everything that the servers are known to have is
+// applied. A server that has not been heard of may have anything.
+func (b *Board) drained(p Pending) bool {
+	if p.Parts > 0 || p.Records > 0 || len(b.sources) == 0 {
+		return false
+	}
+	for _, src := range b.sources {
+		s := src.Facts()
+		f := b.stream(s.Content)
+		if !s.Connected || s.ServerLSN == 0 || dtx.LSN(s.ServerLSN) > max(f.safe, f.reported) {
+			return false
+		}
+	}
+	return true
 }
 
 func (b *Board) stream(c dtx.Content) *streamFacts {
@@ -276,13 +322,26 @@ func (b *Board) Report(now time.Time) Report {
 		if len(f.points) > 0 {
 			s.LagSeconds = now.Sub(f.points[0].at).Seconds()
 		}
-		if silent := now.Sub(s.LastHeard); !s.LastHeard.IsZero() && silent > stuckStream {
-			// Nothing is known of the server since then.
+		if silent := now.Sub(s.LastHeard); !s.Connected && !s.LastHeard.IsZero() {
+			// Nothing is known of the server since then. A connected one that is idle
+			// has nothing to say.
 			s.LagSeconds = max(s.LagSeconds, silent.Seconds())
 		}
 		r.LagBytes = max(r.LagBytes, s.LagBytes)
-		r.LagSeconds = max(r.LagSeconds, s.LagSeconds)
+		if s.LagSeconds > idleSlack.Seconds() {
+			r.LagSeconds = max(r.LagSeconds, s.LagSeconds)
+		}
 		r.Streams = append(r.Streams, s)
+	}
+	if oldest := b.base.Pending.OldestCommit; !oldest.IsZero() {
+		r.LagSeconds = max(r.LagSeconds, now.Sub(oldest).Seconds())
+	}
+	if !b.caughtUp {
+		since := b.base.StartedAt
+		if b.drainedAt.After(since) {
+			since = b.drainedAt
+		}
+		r.LagSeconds = max(r.LagSeconds, now.Sub(since).Seconds())
 	}
 	r.Waits = slices.Clone(b.waits)
 	for i := range r.Waits {
@@ -311,8 +370,11 @@ func (b *Board) rate(now time.Time) (dtxs, rows float64) {
 
 func (b *Board) unhealthy(r *Report, now time.Time) []string {
 	var out []string
+	if b.restart != "" {
+		out = append(out, fmt.Sprintf("started again %d times, and not caught up since: %s", b.restarts, b.restart))
+	}
 	if r.State != Streaming {
-		return []string{fmt.Sprintf("the subscription is %s", r.State)}
+		return append(out, fmt.Sprintf("the subscription is %s", r.State))
 	}
 	if d := now.Sub(b.beat); d > stuckLoop {
 		out = append(out, fmt.Sprintf("the main loop has not moved for %s", d.Round(time.Second)))
@@ -329,7 +391,11 @@ func (b *Board) unhealthy(r *Report, now time.Time) []string {
 		}
 	}
 	for _, s := range r.Streams {
-		if d := now.Sub(s.Since); !s.Connected && d > stuckStream {
+		since := s.Since
+		if since.IsZero() { // it never was
+			since = r.StateSince
+		}
+		if d := now.Sub(since); !s.Connected && d > stuckStream {
 			out = append(out, fmt.Sprintf("content %d is not connected for %s", s.Content, d.Round(time.Second)))
 		}
 	}

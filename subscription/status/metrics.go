@@ -41,6 +41,7 @@ func registerMetrics(reg *prometheus.Registry, report func() Report) error {
 
 	healthy := gauge("cbrepl.healthy", "", "1 when streaming and nothing is stuck")
 	lag := gauge("cbrepl.lag", "s", "time since the stream was last up to date")
+	commitLag := gauge("cbrepl.commit_lag", "s", "age of the oldest source commit that is not applied")
 	lagBytes := gauge("cbrepl.lag.size", "By", "log bytes between the server's position and the applied one")
 	connected := gauge("cbrepl.stream.connected", "", "1 when the stream is connected")
 	spooled := gauge("cbrepl.stream.spool", "By", "spooled bytes of the stream")
@@ -64,6 +65,7 @@ func registerMetrics(reg *prometheus.Registry, report func() Report) error {
 		r := report()
 		sub := attribute.String("subscription", r.Subscription)
 		one := metric.WithAttributes(sub)
+		o.ObserveFloat64(commitLag, r.LagSeconds)
 		o.ObserveFloat64(healthy, flag(r.Healthy), one)
 		for _, s := range r.Streams {
 			at := metric.WithAttributes(sub, attribute.Int("content", int(s.Content)))

@@ -34,7 +34,10 @@ type Report struct {
 	Healthy   bool     `json:"healthy"`
 	Unhealthy []string `json:"unhealthy,omitempty"`
 
-	// LagSeconds and LagBytes are the largest of all streams.
+	// LagSeconds is the age of the oldest source commit that is not applied. It is 0
+	// only when everything that the source is known to have is applied; where what
+	// is missing cannot be known, it is the time since that was so. LagBytes is the
+	// largest of all streams.
 	LagSeconds float64  `json:"lag_seconds"`
 	LagBytes   int64    `json:"lag_bytes"`
 	Streams    []Stream `json:"streams"`
@@ -86,8 +89,8 @@ type Stream struct {
 	Content   dtx.Content `json:"content"`
 	Connected bool        `json:"connected"`
 	// Since is when Connected last changed.
-	Since       time.Time `json:"since"`
-	LastHeard   time.Time `json:"last_heard"`
+	Since       time.Time `json:"since,omitzero"`
+	LastHeard   time.Time `json:"last_heard,omitzero"`
 	ReceivedLSN LSN       `json:"received_lsn"`
 	SafeLSN     LSN       `json:"safe_lsn"`
 	ServerLSN   LSN       `json:"server_lsn"`
@@ -142,6 +145,8 @@ type Pending struct {
 	Records int   `json:"records"`
 	Rows    int64 `json:"rows"`
 	Bytes   int64 `json:"bytes"`
+	// OldestCommit is the source's commit time of the oldest of them.
+	OldestCommit time.Time `json:"oldest_commit,omitzero"`
 }
 
 // Wait is a transaction that cannot be applied yet.
@@ -170,9 +175,9 @@ type Applied struct {
 	DtxsPerSecond float64   `json:"dtxs_per_second"`
 	RowsPerSecond float64   `json:"rows_per_second"`
 	LastBatch     uint64    `json:"last_batch"`
-	LastAt        time.Time `json:"last_at"`
+	LastAt        time.Time `json:"last_at,omitzero"`
 	// LastCommitTime is the source's commit time of the newest transaction applied.
-	LastCommitTime time.Time `json:"last_commit_time"`
+	LastCommitTime time.Time `json:"last_commit_time,omitzero"`
 }
 
 // Target is what the apply worker does.
@@ -189,7 +194,7 @@ type Target struct {
 	Rows      int64  `json:"rows,omitempty"`
 	RowsTaken int64  `json:"rows_taken,omitempty"`
 	// MovedAt is when RowsTaken last grew or the activity last changed.
-	MovedAt time.Time `json:"moved_at"`
+	MovedAt time.Time `json:"moved_at,omitzero"`
 }
 
 // Activities of the target.

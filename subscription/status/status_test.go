@@ -50,7 +50,7 @@ func TestLagGrowsWithTheReadersClock(t *testing.T) {
 	}
 	facts[0].ServerLSN = 150 // the server moved on, the loop saw it, then got stuck
 	b.Tick(Pending{Parts: 1}, nil, nil, after(2*time.Second))
-	for _, d := range []time.Duration{3, 5, 60} {
+	for _, d := range []time.Duration{6, 10, 60} {
 		facts[0].LastHeard = after(d * time.Second)
 		facts[-1].LastHeard = after(d * time.Second)
 		r := b.Report(after(d * time.Second))
@@ -66,6 +66,70 @@ func TestLagGrowsWithTheReadersClock(t *testing.T) {
 	facts[0].LastHeard, facts[-1].LastHeard = after(61*time.Second), after(61*time.Second)
 	if r := b.Report(after(61 * time.Second)); r.LagSeconds != 0 || !r.Healthy || r.Applied.LastBatch != 4 {
 		t.Fatalf("after the batch: %+v", r)
+	}
+}
+
+// An idle server that is connected and has nothing to say is no lag.
+func TestIdleIsNoLag(t *testing.T) {
+	b, _ := fixture()
+	b.Tick(Pending{}, nil, nil, after(0))
+	for d := time.Second; d < time.Minute; d += time.Second {
+		b.Tick(Pending{}, nil, nil, after(d))
+		if r := b.Report(after(d)); r.LagSeconds != 0 {
+			t.Fatalf("idle for %s, lag %v s", d, r.LagSeconds)
+		}
+	}
+}
+
+// Lag is the age of the oldest commit that is not applied, also while nothing
+// else can be known: a full disk ends life after life before anything is read.
+func TestLagIsNotZeroBeforeDrained(t *testing.T) {
+	b, facts := fixture()
+	b.Tick(Pending{Parts: 3, OldestCommit: after(-time.Hour)}, nil, nil, after(time.Second))
+	if r := b.Report(after(2 * time.Second)); r.LagSeconds != 3602 {
+		t.Errorf("lag %v s, the oldest commit is 3602 s old", r.LagSeconds)
+	}
+	b.Tick(Pending{}, nil, nil, after(10*time.Second)) // drained
+	if r := b.Report(after(10 * time.Second)); r.LagSeconds != 0 {
+		t.Errorf("drained, lag %v s", r.LagSeconds)
+	}
+	now := 10 * time.Second
+	for range 20 {
+		now += 2 * time.Second
+		b.Restart(&dtx.Error{Op: "write spool", Msg: "no space left on device"}, after(now))
+		for _, state := range []State{Starting, Streaming} { // what is read at these moments must not differ
+			b.SetState(state, after(now))
+			b.Positions(3, []dtx.Position{{Content: -1, LSN: 100}, {Content: 0, LSN: 100}})
+			facts[0].ServerLSN = 0 // connecting
+			b.Tick(Pending{}, nil, nil, after(now))
+			r := b.Report(after(now))
+			if want := (now - 10*time.Second).Seconds(); r.LagSeconds != want {
+				t.Errorf("%s after %s: lag %v s, want %v", state, now, r.LagSeconds, want)
+			}
+			if r.Healthy || !strings.Contains(r.Unhealthy[0], "no space left on device") {
+				t.Errorf("%s after %s: %v", state, now, r.Unhealthy)
+			}
+		}
+	}
+	facts[0].ServerLSN = 100
+	b.Tick(Pending{}, nil, nil, after(now))
+	if r := b.Report(after(now)); r.LagSeconds != 0 || !r.Healthy {
+		t.Errorf("drained again: lag %v s, %v", r.LagSeconds, r.Unhealthy)
+	}
+}
+
+// What has not happened yet has no time: neither year 1 nor centuries since.
+func TestNoTimeBeforeTheFirst(t *testing.T) {
+	b, facts := fixture()
+	*facts[0] = Stream{Content: 0}
+	b.Tick(Pending{}, nil, nil, after(20*time.Second))
+	r := b.Report(after(20 * time.Second))
+	if !strings.Contains(strings.Join(r.Unhealthy, "\n"), "content 0 is not connected for 20s") {
+		t.Errorf("%v", r.Unhealthy)
+	}
+	text, err := json.Marshal(r)
+	if err != nil || strings.Contains(string(text), "0001-01-01") {
+		t.Errorf("%v %s", err, text)
 	}
 }
 
