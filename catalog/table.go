@@ -45,6 +45,9 @@ type Table struct {
 type Column struct {
 	Name string
 	Type *router.Type
+	// TypeName is the type as format_type prints it, modifier included; BaseName the
+	// same with domains looked through.
+	TypeName, BaseName string
 	// CastType is what text is cast to in SQL: schema-qualified and quoted
 	// ("pg_catalog"."int4"), without modifier, and the base type of a domain. An
 	// explicit cast to a type with modifier, or to a domain over one, would
@@ -65,6 +68,10 @@ type Column struct {
 	// HasDefault tells that an INSERT may leave the column out although it is not
 	// null: it has a default or is an identity.
 	HasDefault bool
+	// Volatile is set when what a column gets that an INSERT leaves out is not the
+	// same on every server: its default calls functions that are not immutable, or it
+	// is an identity. It is read where servers are written to one by one.
+	Volatile bool
 	// Generated columns are computed by the server and never written.
 	Generated bool
 	// IdentityAlways is set for GENERATED ALWAYS AS IDENTITY.

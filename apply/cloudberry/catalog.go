@@ -42,9 +42,6 @@ type tableFacts struct {
 	// customClass is set when the distribution key uses an operator class from
 	// outside pg_catalog.
 	customClass bool
-	// typeNames are the columns' types as format_type prints them, modifier
-	// included; baseNames the same with domains looked through.
-	typeNames, baseNames []string
 	// missing lists the privileges that the role lacks.
 	missing []string
 	// hazards are triggers, rules and storage that would harm rows; nil for none.
@@ -247,9 +244,8 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 	attrs := map[attrKey]int{}
 	for _, r := range rows {
 		f := ts.byOID[pgside.OID(r[0])]
-		c, printed, base := pgside.ColumnOf(r, types)
 		attrs[attrKey{f.oid, int(pgside.Atoi(r[1]))}] = len(f.Columns)
-		f.Columns, f.typeNames, f.baseNames = append(f.Columns, c), append(f.typeNames, printed), append(f.baseNames, base)
+		f.Columns = append(f.Columns, pgside.ColumnOf(r, types))
 	}
 	return attrs, nil
 }

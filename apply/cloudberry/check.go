@@ -84,7 +84,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		more := pgside.CheckTypes(opCatalogue, "Change the column's type on the target to the source's", src, f.Table, f.typeNames, f.baseNames)
+		more := pgside.CheckTypes(opCatalogue, "Change the column's type on the target to the source's", src, f.Table)
 		if len(more) > 0 && !t.opts.private.anyType {
 			errs = append(errs, more...)
 			continue
@@ -93,7 +93,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	opt := t.opts.Engine
 	opt.KeepAlive = t.opts.IdleTimeout / 3
-	eng, err := engine.New(opt, t.opts.Names, usable, list, []dtx.Content{apply.ServerPlaced})
+	eng, err := engine.New(opt, t.opts.Names, usable, list, []dtx.Content{apply.ServerPlaced}, &t.stream)
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}

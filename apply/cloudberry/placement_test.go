@@ -180,7 +180,7 @@ func placement(t *testing.T, w *world) {
 			// As the source printed it, and as the target prints it. A blank-padded
 			// value is printed with its blanks.
 			for _, vals := range [][]*string{k.keys[id], row[2:]} {
-				if strings.HasPrefix(f.typeNames[1], "character(") && vals[0] != row[2] {
+				if strings.HasPrefix(f.Columns[1].TypeName, "character(") && vals[0] != row[2] {
 					continue
 				}
 				var key [][]byte
@@ -195,7 +195,7 @@ func placement(t *testing.T, w *world) {
 				if err != nil {
 					t.Errorf("%s: %v", f.Policy, err)
 				} else if seg.String() != *row[0] {
-					t.Errorf("%s, type %s, key %q: the server has it on segment %s, the router says %d", f.Policy, f.typeNames[1], key, *row[0], seg)
+					t.Errorf("%s, type %s, key %q: the server has it on segment %s, the router says %d", f.Policy, f.Columns[1].TypeName, key, *row[0], seg)
 				}
 				checked++
 			}

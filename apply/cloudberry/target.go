@@ -26,6 +26,7 @@ type Target struct {
 
 	tables  *tables
 	engine  *engine.Engine
+	stream  engine.Stream // what the engines learned of the source's relations
 	backend *backend
 
 	mu    sync.Mutex

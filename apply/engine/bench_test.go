@@ -89,7 +89,7 @@ func benchEngine(tb testing.TB, segments int) (*Engine, *pgoutput.Relation, *dis
 	for i := range segments {
 		d.segs = append(d.segs, dtx.Content(i))
 	}
-	e, err := New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, d.segs)
+	e, err := New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, d.segs, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

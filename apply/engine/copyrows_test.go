@@ -67,7 +67,7 @@ func TestBinaryCopy(t *testing.T) {
 			}
 			c.opt.ChunkBytes = 100
 			be := &copies{model: newModel(1, tgt)}
-			e, err := New(c.opt, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, be.Segments())
+			e, err := New(c.opt, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, be.Segments(), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,7 +126,7 @@ func TestHoldBytes(t *testing.T) {
 			b.Steps[0].Parts = append(b.Steps[0].Parts, dtx.Part{GXID: 1, Content: dtx.Content(i), Spool: dtx.SpoolID(i + 1)})
 		}
 		be := &copies{model: newModel(1, targets...)}
-		e, err := New(apply.Options{HoldBytes: c.bytes, WindowBytes: 1}, apply.NameMap{}, sources, targets, be.Segments())
+		e, err := New(apply.Options{HoldBytes: c.bytes, WindowBytes: 1}, apply.NameMap{}, sources, targets, be.Segments(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

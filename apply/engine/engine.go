@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 
 	"cbrepl/apply"
@@ -27,8 +28,10 @@ import (
 // and lives as long as the catalogue facts it was made from.
 type Engine struct {
 	opt      apply.Options
-	names    apply.NameMap
+	names    catalog.NameMap
 	segments []dtx.Content
+	stream   *Stream
+	seed     maphash.Seed // of sentCopies
 	sources  map[catalog.Name]*catalog.PublishedTable
 	tables   map[catalog.Name]*table // by target name
 	order    []*table                // tables by target name, the order of flushing
@@ -51,13 +54,17 @@ type Engine struct {
 const maxRelations = 10_000
 
 // New checks that every source table can be applied and compiles what is
-// needed for it. segments are the backend's (Backend.Segments). The error joins
-// every problem. The engine keeps its arguments and does not change them.
-func New(opt apply.Options, names apply.NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content) (*Engine, error) {
+// needed for it. segments are the backend's (Backend.Segments). stream is what
+// earlier engines of the same target learned, nil for nothing. The error joins every
+// problem. The engine keeps its arguments and changes none but stream.
+func New(opt apply.Options, names catalog.NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content, stream *Stream) (*Engine, error) {
+	if stream == nil {
+		stream = &Stream{}
+	}
 	opt.EnsureDefaults()
 	errs := []error{opt.Validate(), names.Validate()}
 	e := &Engine{
-		opt: opt, names: names, segments: segments,
+		opt: opt, names: names, segments: segments, stream: stream, seed: maphash.MakeSeed(),
 		sources:   make(map[catalog.Name]*catalog.PublishedTable, len(sources)),
 		tables:    make(map[catalog.Name]*table, len(targets)),
 		relations: make(map[*pgoutput.Relation]*relation),
@@ -121,7 +128,10 @@ func (e *Engine) addSource(src *catalog.PublishedTable, targets map[catalog.Name
 	}
 	t.sources = append(t.sources, src.QualifiedName())
 	t.deferrable = t.deferrable || src.Deferrable
-	sh, _, err := t.newShape(published(src), src)
+	sh, _, err := t.newShape(e.published(src), src)
+	if err == nil {
+		err = t.checkGenerated(src)
+	}
 	if err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}
@@ -140,7 +150,7 @@ const (
 )
 
 // resolve finds what rel maps to.
-func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
+func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation, error) {
 	if e.last != nil && e.last.rel == rel {
 		return e.last, nil
 	}
@@ -163,12 +173,8 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		}
 	}
 	sh, order, err := t.shapeFor(rel, src)
-	if err != nil {
-		return nil, &dtx.Error{
-			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
-			Msg:  fmt.Sprintf("target table %s does not fit what the source sends: %v", t, err),
-			Hint: "Change the target table, then start the daemon again with `cbrepl run`",
-		}
+	if err = errors.Join(err, e.stream.checkRelation(content, rel, src, t)); err != nil {
+		return nil, e.stream.misfit(rel, t, err)
 	}
 	if t.roaming(sh, src) && !t.roams { // its replica identity has changed
 		if t.roams, e.inOrder = true, true; e.opt.OnConflict == apply.ConflictLog {
@@ -179,6 +185,9 @@ func (e *Engine) resolve(rel *pgoutput.Relation) (*relation, error) {
 		}
 	}
 	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
+	if r.lowestOnly {
+		r.layout = layoutSum(e.seed, rel)
+	}
 	if len(e.relations) >= maxRelations {
 		clear(e.relations)
 	}
@@ -203,6 +212,7 @@ func (e *Engine) Apply(ctx context.Context, b *dtx.Batch, rows apply.Rows, be ap
 		}
 		return apply.Result{}, err
 	}
+	e.stream.applied()
 	return r.result, nil
 }
 

@@ -145,7 +145,7 @@ func TestRandomHistories(t *testing.T) {
 			opt.OnConflict = apply.ConflictStop // which such tables need
 		}
 		m := newModel(segments, targets...)
-		e, err := New(opt, apply.NameMap{}, sources, targets, m.Segments())
+		e, err := New(opt, apply.NameMap{}, sources, targets, m.Segments(), nil)
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -90,8 +90,9 @@ type relation struct {
 	shape *shape
 	// order is, per source column, its place in the tuple; nil when it is the same.
 	order []int
-	// lowestOnly is set for tables replicated on the source.
+	// lowestOnly is set for tables replicated on the source, layout then.
 	lowestOnly bool
+	layout     uint64
 }
 
 func newTable(t *catalog.Table, segments []dtx.Content) (*table, error) {
@@ -366,12 +367,25 @@ func (t *table) shapeFor(rel *pgoutput.Relation, src *catalog.PublishedTable) (*
 	return sh, order, nil
 }
 
+// checkGenerated refuses a column that is generated on the source alone, which does
+// not send it: the target's would stay NULL.
+func (t *table) checkGenerated(src *catalog.PublishedTable) error {
+	var errs []error
+	for i := range src.Columns {
+		name := src.Columns[i].Name
+		if c := t.Column(name); src.Columns[i].Generated && c >= 0 && !t.Columns[c].Generated {
+			errs = append(errs, fmt.Errorf("column %q is generated on the source, which does not send it, and a plain column on the target", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // published builds the relation that src will announce, to check it at start.
-func published(src *catalog.PublishedTable) *pgoutput.Relation {
+func (e *Engine) published(src *catalog.PublishedTable) *pgoutput.Relation {
 	rel := &pgoutput.Relation{Schema: src.Schema, Name: src.Name, Identity: src.Identity}
 	for i := range src.Columns {
 		c := &src.Columns[i]
-		if c.Generated {
+		if c.Generated || e.stream.isDropped(src.QualifiedName(), c.Name) {
 			continue
 		}
 		rel.Columns = append(rel.Columns, pgoutput.Column{Key: c.Key, Name: c.Name, TypeOID: c.TypeOID})

@@ -27,8 +27,10 @@ type run struct {
 	// dirty lists the tables with an open window, in the order they were opened.
 	// A table may stand here twice, or be idle again.
 	dirty []*table
-	// skipped counts rows left out because another content's copy is applied.
+	// skipped counts rows left out because another content's copy is applied; copies
+	// compares them with it.
 	skipped int64
+	copies  sentCopies
 	// held is set when a dirty table holds inserts back, heldBytes their size.
 	held      bool
 	heldBytes int64
@@ -82,7 +84,7 @@ func (r *run) batch(b *dtx.Batch, rows apply.Rows) error {
 		}
 		base += len(s.Parts)
 	}
-	return nil
+	return r.checkCopies()
 }
 
 // step applies parts without a TRUNCATE. Those of one content follow each other
@@ -214,13 +216,16 @@ func (r *run) change(c *pgoutput.Change) error {
 	rel := r.e.last
 	if rel == nil || rel.rel != c.Relation {
 		var err error
-		if rel, err = r.e.resolve(c.Relation); err != nil {
+		if rel, err = r.e.resolve(r.parts[r.part].Content, c.Relation); err != nil {
 			return r.placed(err)
 		}
 	}
-	if rel.lowestOnly && !r.parts[r.part].Lowest {
-		r.skipped++
-		return nil // another copy of the same rows
+	if rel.lowestOnly {
+		r.addCopyOf(rel, c)
+		if !r.parts[r.part].Lowest {
+			r.skipped++
+			return nil // another copy of the same rows
+		}
 	}
 	r.result.Rows++
 	r.rel = rel

@@ -108,7 +108,7 @@ func (c *truncate) names() []string {
 func (r *run) truncate(c *truncate) error {
 	emptied := make(map[*table][]catalog.Name)
 	for _, rel := range c.rels {
-		m, err := r.e.resolve(rel)
+		m, err := r.e.resolve(r.parts[r.part].Content, rel)
 		if err != nil {
 			return r.placed(err)
 		}

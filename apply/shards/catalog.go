@@ -23,9 +23,6 @@ type catalogue struct {
 type foundTable struct {
 	*catalog.Table
 	oid uint32
-	// typeNames are the columns' types as format_type prints them, modifier
-	// included; baseNames the same with domains looked through.
-	typeNames, baseNames []string
 	// missing lists the privileges that the role lacks.
 	missing []string
 	// hazards are triggers, rules and storage that would harm rows; nil for none.
@@ -133,8 +130,16 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 	rows, err := n.Query(ctx, `
 		SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated,
 		       format_type(a.atttypid, a.atttypmod),
-		       coalesce(NOT l.collisdeterministic, false)
-		FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+		       coalesce(NOT l.collisdeterministic, false),
+		       a.attidentity <> '' OR a.attgenerated = '' AND coalesce(
+		           e.tree ~ '\{(SQLVALUEFUNCTION|NEXTVALUEEXPR) ' OR EXISTS (
+		               SELECT FROM regexp_matches(e.tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') f JOIN pg_proc p ON p.oid = f[1]::oid
+		               WHERE p.provolatile <> 'i'), false)
+		FROM pg_attribute a
+		JOIN pg_type y ON y.oid = a.atttypid
+		LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+		CROSS JOIN LATERAL (SELECT coalesce(d.adbin, y.typdefaultbin)::text AS tree) e
+		LEFT JOIN pg_collation l ON l.oid = a.attcollation
 		WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 		ORDER BY a.attrelid, a.attnum`, oids)
 	if err != nil {
@@ -154,9 +159,10 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 	attrs := map[attrKey]int{}
 	for _, r := range rows {
 		t := byOID[pgside.OID(r[0])]
-		c, printed, base := pgside.ColumnOf(r, types)
 		attrs[attrKey{t.oid, int(pgside.Atoi(r[1]))}] = len(t.Columns)
-		t.Columns, t.typeNames, t.baseNames = append(t.Columns, c), append(t.typeNames, printed), append(t.baseNames, base)
+		c := pgside.ColumnOf(r, types)
+		c.Volatile = string(r[10]) == "t"
+		t.Columns = append(t.Columns, c)
 	}
 	return attrs, nil
 }

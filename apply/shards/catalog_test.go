@@ -77,9 +77,9 @@ func TestReadTables(t *testing.T) {
 	}
 	got := cat.tables[names[0]]
 	var cols []string
-	for i, c := range got.Columns {
+	for _, c := range got.Columns {
 		kind := []string{"", "base", "domain", "enum", "array", "range", "multirange", "composite"}[c.Type.Kind]
-		s := fmt.Sprintf("%s: %s/%s %s as %s", c.Name, got.typeNames[i], got.baseNames[i], kind, c.CastType)
+		s := fmt.Sprintf("%s: %s/%s %s as %s", c.Name, c.TypeName, c.BaseName, kind, c.CastType)
 		for flag, set := range map[string]bool{" notnull": c.NotNull, " default": c.HasDefault, " generated": c.Generated, " always": c.IdentityAlways, " loose": c.Nondeterministic} {
 			if set {
 				s += flag

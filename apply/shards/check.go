@@ -12,6 +12,7 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/router"
 )
 
 // Check finds out whether Open would find the target in order, without taking
@@ -107,11 +108,12 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 			continue
 		}
 		if f := cats[0].tables[name]; f != nil {
-			more := pgside.CheckTypes(opCatalogue, "Change the column's type on every shard to the source's", src, f.Table, f.typeNames, f.baseNames)
+			more := pgside.CheckTypes(opCatalogue, "Change the column's type on every shard to the source's", src, f.Table)
 			if len(more) > 0 {
 				errs = append(errs, more...)
 				continue
 			}
+			errs = append(errs, checkDefaults(src, tables[name])...)
 		}
 		usable = append(usable, *src)
 	}
@@ -129,7 +131,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	opt := t.opts.Engine
 	opt.BinaryCopy = !t.textOnly.Load()
 	opt.KeepAlive = t.opts.IdleTimeout / 3
-	eng, err := engine.New(opt, t.opts.Names, usable, list, segments)
+	eng, err := engine.New(opt, t.opts.Names, usable, list, segments, &t.stream)
 	if err != nil {
 		errs = append(errs, pgside.Flatten(err)...)
 	}
@@ -138,6 +140,24 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	t.engine = eng
 	return nil
+}
+
+// checkDefaults reports columns of a replicated table that would get another value
+// on every shard: those that the source does not send and that have a default which is
+// no constant.
+func checkDefaults(src *catalog.PublishedTable, t *catalog.Table) []error {
+	if t.Policy.Kind != router.Replicated || t.Policy.NumSegments < 2 {
+		return nil
+	}
+	var errs []error
+	for i := range t.Columns {
+		c := &t.Columns[i]
+		if c.Volatile && !c.Generated && !src.HasColumn(c.Name) {
+			errs = append(errs, tableProblem(t.QualifiedName(), "Give the column a constant default, or none; or distribute the table by hash",
+				"column %s exists on the target only, and its default would differ between the copies of this replicated table", strconv.Quote(c.Name)))
+		}
+	}
+	return errs
 }
 
 // firstFound returns the first of names that any shard has.
@@ -229,8 +249,8 @@ func differences(a, b *foundTable) []string {
 			continue
 		}
 		cb := &b.Columns[j]
-		if a.typeNames[i] != b.typeNames[j] {
-			out = append(out, fmt.Sprintf("column %s is %s on the former and %s on the latter", strconv.Quote(ca.Name), a.typeNames[i], b.typeNames[j]))
+		if ca.TypeName != cb.TypeName {
+			out = append(out, fmt.Sprintf("column %s is %s on the former and %s on the latter", strconv.Quote(ca.Name), ca.TypeName, cb.TypeName))
 			continue
 		}
 		if ca.CastType != cb.CastType || ca.NotNull != cb.NotNull || ca.HasDefault != cb.HasDefault || ca.Generated != cb.Generated ||

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"cbrepl/apply"
+	"cbrepl/apply/engine"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
@@ -27,6 +28,7 @@ type Target struct {
 
 	// engine is made anew by every Open.
 	engine  applier
+	stream  engine.Stream // what the engines learned of the source's relations
 	backend apply.Backend
 	// textOnly is set once a server has refused the binary form of rows: engines
 	// made from then on send text.

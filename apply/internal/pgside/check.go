@@ -36,10 +36,8 @@ func CheckAccess(op string, t *catalog.Table, role, where string, missing []stri
 func SchemaUsage(schema string) string { return "USAGE on schema " + schema }
 
 // CheckTypes reports columns whose values would not come through unchanged.
-// typeNames are the target's types as format_type prints them, baseNames the same
-// with domains looked through, both by column of t. Missing columns are the
-// engine's to report.
-func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table, typeNames, baseNames []string) []error {
+// Missing columns are the engine's to report.
+func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table) []error {
 	var errs []error
 	for i := range src.Columns {
 		col := &src.Columns[i]
@@ -51,19 +49,16 @@ func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table, 
 			errs = append(errs, &dtx.Error{
 				Op: op, Relation: t.String(), Class: dtx.ClassStop,
 				Hint: "Drop one of the casts between this type and text, varchar and bpchar, or declare it WITH INOUT",
-				Msg:  fmt.Sprintf("column %s is %s on the target, and casts of its own hide the type's input or output function", strconv.Quote(col.Name), typeNames[c]),
+				Msg:  fmt.Sprintf("column %s is %s on the target, and casts of its own hide the type's input or output function", strconv.Quote(col.Name), t.Columns[c].TypeName),
 			})
 			continue
 		}
-		ok, why := RoundTrips(col.TypeName, baseNames[c])
-		if !ok { // the source's domain under its own name
-			ok, _ = RoundTrips(col.TypeName, typeNames[c])
-		}
+		ok, why := t.Columns[c].Takes(col.TypeName)
 		if !ok {
 			errs = append(errs, &dtx.Error{
 				Op: op, Relation: t.String(), Hint: hint, Class: dtx.ClassStop,
 				Msg: fmt.Sprintf("column %s is %s on the source table %s and %s on the target: %s",
-					strconv.Quote(col.Name), col.TypeName, src, typeNames[c], why),
+					strconv.Quote(col.Name), col.TypeName, src, t.Columns[c].TypeName, why),
 			})
 		}
 	}

@@ -14,7 +14,6 @@ import (
 // have the domain.
 func TestCheckTypes(t *testing.T) {
 	tab := &catalog.Table{Schema: "app", Name: "t"}
-	var typeNames, baseNames []string
 	src := &catalog.PublishedTable{Schema: "app", Name: "s"}
 	for _, c := range []struct {
 		name, src, dst, base string
@@ -29,11 +28,10 @@ func TestCheckTypes(t *testing.T) {
 		{name: "narrow", src: "bigint", dst: "app.positive", base: "integer"},
 	} {
 		src.Columns = append(src.Columns, catalog.PublishedColumn{Name: c.name, TypeName: c.src})
-		tab.Columns = append(tab.Columns, catalog.Column{Name: c.name, Generated: c.generated})
-		typeNames, baseNames = append(typeNames, c.dst), append(baseNames, c.base)
+		tab.Columns = append(tab.Columns, catalog.Column{Name: c.name, TypeName: c.dst, BaseName: c.base, Generated: c.generated})
 	}
 	src.Columns = append(src.Columns, catalog.PublishedColumn{Name: "missing", TypeName: "integer"})
-	errs := CheckTypes("check target tables", "mend it", src, tab, typeNames, baseNames)
+	errs := CheckTypes("check target tables", "mend it", src, tab)
 	if len(errs) != 2 || !strings.Contains(errs[0].Error(), `column "other_domain" is app.positive on the source table app.s and app.negative`) ||
 		!strings.Contains(errs[1].Error(), `column "narrow"`) || !strings.Contains(errs[1].Error(), "table app.t") || dtx.ClassOf(errs[0]) != dtx.ClassStop {
 		t.Errorf("%d problems: %v", len(errs), errs)

@@ -205,10 +205,10 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 // ColumnOf makes a column of what the catalogue says of it, behind two columns of
 // r that tell which it is: attname, atttypid, attnotnull, atthasdef, attidentity,
 // attgenerated, its type as format_type prints it, and whether its collation is
-// nondeterministic. printed is that type, base the same with domains looked through.
-func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c catalog.Column, printed, base string) {
+// nondeterministic.
+func ColumnOf(r [][]byte, types map[uint32]*ColumnType) catalog.Column {
 	ty := types[OID(r[3])]
-	c = catalog.Column{
+	c := catalog.Column{
 		Name: string(r[2]), Type: ty.Type, CastType: ty.Cast, CastVia: ty.CastVia, PrintVia: ty.PrintVia,
 		NotNull:          string(r[4]) == "t" || ty.NotNull,
 		Generated:        string(r[7]) != "",
@@ -216,12 +216,11 @@ func ColumnOf(r [][]byte, types map[uint32]*ColumnType) (c catalog.Column, print
 		Nondeterministic: string(r[9]) == "t",
 	}
 	c.HasDefault = !c.Generated && (string(r[5]) == "t" || string(r[6]) != "" || ty.HasDefault)
-	printed = string(r[8])
-	base = printed
+	c.TypeName, c.BaseName = string(r[8]), string(r[8])
 	if ty.domain {
-		base = ty.base
+		c.BaseName = ty.base
 	}
-	c.CompareType = compareType(base)
-	c.TrailingBlanks = base == "bpchar"
-	return c, printed, base
+	c.CompareType = catalog.CompareType(c.BaseName)
+	c.TrailingBlanks = c.BaseName == "bpchar"
+	return c
 }

@@ -1,4 +1,4 @@
-package pgside
+package catalog
 
 import (
 	"slices"
@@ -53,8 +53,8 @@ func (p printedType) modAt(i, def int) int {
 	return def
 }
 
-// compareType is CompareType of a column of the type that format_type printed.
-func compareType(printed string) string {
+// CompareType is Column.CompareType of a column of the type that format_type printed.
+func CompareType(printed string) string {
 	p := parsePrinted(printed)
 	name := map[string]string{"numeric": "pg_catalog.numeric"}[p.base]
 	if p.array && p.base == "character" { // by itself it is compared without its blanks
@@ -171,4 +171,16 @@ func sameBase(s, d printedType) (bool, string) {
 		return d.modAt(0, defaultPrecision) >= s.modAt(0, defaultPrecision), "fractions of a second would be rounded"
 	}
 	return len(d.mods) == 0 && d.base != "bit", "their modifiers differ"
+}
+
+// Takes reports whether the column takes every value of a source type, as
+// RoundTrips does; a domain of the source may stand there under its own name.
+func (c *Column) Takes(src string) (bool, string) {
+	ok, why := RoundTrips(src, c.BaseName)
+	if !ok {
+		if same, _ := RoundTrips(src, c.TypeName); same {
+			return true, ""
+		}
+	}
+	return ok, why
 }

@@ -1,4 +1,4 @@
-package pgside
+package catalog
 
 import "testing"
 
