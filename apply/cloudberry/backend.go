@@ -62,15 +62,8 @@ type planMode struct {
 	free bool
 }
 
-func (m planMode) nestloop() string { return onOff(!m.hashed) }
-func (m planMode) seqscan() string  { return onOff(m.hashed && !m.indexed || m.free) }
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
+func (m planMode) nestloop() string { return pgside.OnOff(!m.hashed) }
+func (m planMode) seqscan() string  { return pgside.OnOff(m.hashed && !m.indexed || m.free) }
 
 // startBatch forgets the last transaction.
 func (b *backend) startBatch() {

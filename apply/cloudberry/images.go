@@ -8,7 +8,6 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
-	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -163,8 +162,8 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 		var row, val []string
 		for i, c := range set.Cols {
 			if !slices.Contains(g.nulls, i) {
-				row = append(row, marked(&t.Columns[c], "t."+pgside.Column(t, c)))
-				val = append(val, marked(&t.Columns[c], pgside.Stored(t, c, r.cast(t, c, "k", i))))
+				row = append(row, pgside.Marked(&t.Columns[c], "t."+pgside.Column(t, c)))
+				val = append(val, pgside.Marked(&t.Columns[c], pgside.Stored(t, c, r.cast(t, c, "k", i))))
 			}
 		}
 		if len(row) > 0 {
@@ -178,13 +177,6 @@ func (im *images) match(q *query, g *imageGroup, set apply.Set, r *rowset) {
 		}
 		q.WriteString(" AND " + pgside.Same(t, c, "t", r.cast(t, c, "k", i)))
 	}
-}
-
-// marked prints a value so that values put together are told apart, NULL from
-// every text.
-func marked(c *catalog.Column, expr string) string {
-	text := pgside.AsText(c, pgside.Printed(c, expr))
-	return "coalesce(pg_catalog.length(" + text + ") || ':' || " + text + ", 'n')"
 }
 
 // planImages sets the planner for a group. With an index on an anchor the planner

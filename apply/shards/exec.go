@@ -162,9 +162,12 @@ func (e *executor) DeleteImages(ctx context.Context, seg dtx.Content, op *apply.
 // run executes q and reads its answer: ordinals with fetched columns, or counts
 // with the ordinals that were missing.
 func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, rows int, fetched bool, columns int) (apply.Found, error) {
-	conn, _, err := e.conn(ctx, seg)
+	conn, tx, err := e.conn(ctx, seg)
 	if err != nil {
 		return apply.Found{}, err
+	}
+	if err := e.prepared[seg].plan(ctx, conn, tx, q); err != nil {
+		return apply.Found{}, dataFault(err)
 	}
 	var res *pgconn.Result
 	if fetched { // its columns' types may change under a prepared statement

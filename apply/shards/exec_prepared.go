@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"cbrepl/apply/internal/pgside"
 )
 
 // Statements over few rows spend more time being parsed and planned than being
@@ -23,6 +25,32 @@ type statements struct {
 	conn  *pgconn.PgConn
 	names map[string]string // by text
 	made  int
+	// tx is the transaction whose planner settings are known: scans and hashed differ
+	// from those of the session.
+	tx            uint64
+	scans, hashed bool
+}
+
+// use starts over on another connection.
+func (p *statements) use(conn *pgconn.PgConn) {
+	if p.conn != conn {
+		*p = statements{conn: conn, names: map[string]string{}}
+	}
+}
+
+// plan makes the planner's settings for q, which go back when the transaction ends.
+// The session's own are for rows that are found by an index: no table is read whole
+// for them, whatever its statistics say, or their absence. For other rows it is.
+func (p *statements) plan(ctx context.Context, conn *pgconn.PgConn, tx uint64, q *query) error {
+	p.use(conn)
+	if p.tx != tx {
+		p.tx, p.scans, p.hashed = tx, false, false
+	}
+	if q.keyed != p.scans && q.hashed == p.hashed {
+		return nil
+	}
+	p.scans, p.hashed = !q.keyed, q.hashed
+	return conn.Exec(ctx, "SET LOCAL enable_seqscan = "+pgside.OnOff(p.scans)+"; SET LOCAL enable_nestloop = "+pgside.OnOff(!p.hashed)).Close()
 }
 
 // run executes q, as a prepared statement where that pays.
@@ -30,9 +58,7 @@ func (p *statements) run(ctx context.Context, conn *pgconn.PgConn, q *query, row
 	if !q.keyed || rows > preparedRows {
 		return q.run(ctx, conn)
 	}
-	if p.conn != conn {
-		*p = statements{conn: conn, names: map[string]string{}}
-	}
+	p.use(conn)
 	text := q.String()
 	name, ok := p.names[text]
 	if !ok {

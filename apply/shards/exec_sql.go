@@ -3,6 +3,7 @@ package shards
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,6 +27,9 @@ type query struct {
 	// keyed is set when every row is found by a unique index, so that no plan
 	// depends on the parameters.
 	keyed bool
+	// hashed is set when rows that no index finds are of a table so wide that, without
+	// statistics, the planner takes it for one row and reads the list for each.
+	hashed bool
 }
 
 // Parameter types.
@@ -88,7 +92,7 @@ type namedSet struct {
 // an index and nothing else.
 func (q *query) keysMatch(t *catalog.Table, keys apply.Set) {
 	indexed := pgside.IndexedKeys(t, keys.Cols)
-	q.keyed = indexed
+	q.keyed, q.hashed = indexed, !indexed && len(t.Columns) > wideColumns
 	for i, c := range keys.Cols {
 		if i > 0 {
 			q.WriteString(" AND ")
@@ -178,10 +182,9 @@ func (q *query) deleteByKey(op *apply.DeleteOp, fetched bool) {
 // false, and nothing is written, where that does not fit.
 //
 // The list comes by a subquery: the planner, which knows its length otherwise,
-// would rather read a large table whole (keysMatch). A table that it reads whole
-// even so is compared with the whole list row by row, and has to be small. So the
-// statement is planned by the table's present size, never prepared, and a
-// partitioned table, which has many that may be small, is joined.
+// would rather read a large table whole (keysMatch). The statement is planned by the
+// table's present size, never prepared. A partitioned table is joined: the list would
+// be looked up in each partition.
 func (q *query) deleteByList(op *apply.DeleteOp) bool {
 	t := op.Table
 	if op.N <= preparedRows || t.Kind != catalog.Heap || len(op.Keys.Cols) != 1 || len(op.Differ.Cols) > 0 ||
@@ -195,6 +198,7 @@ func (q *query) deleteByList(op *apply.DeleteOp) bool {
 	}
 	key, equals := pgside.Operand(t, c, "t"), pgside.Equals(col)
 	keys := q.param(op.Keys.Vals[0])
+	q.keyed = true
 	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s)::%s[]) RETURNING %s AS k)",
 		pgside.Only(t), key, equals, pgside.CastList(t, c, keys), col.CastType, key)
 	if op.Partial {
@@ -239,12 +243,36 @@ func (q *query) updateByKey(op *apply.UpdateOp) {
 	})
 }
 
+const (
+	// wideColumns is from how many columns on a row is compared as one text: planning a
+	// join takes time that grows with the cube of the number of its conditions.
+	wideColumns = 64
+	// maxAnchors is how many columns are compared by themselves even so, for an index.
+	maxAnchors = 4
+	// maxArguments is how many arguments a function takes.
+	maxArguments = 100
+)
+
+// concatenated joins texts that are told apart (pgside.Marked), by as many calls as it
+// takes.
+func concatenated(texts []string) string {
+	for len(texts) > 1 {
+		var calls []string
+		for some := range slices.Chunk(texts, maxArguments) {
+			calls = append(calls, "pg_catalog.concat("+strings.Join(some, ", ")+")")
+		}
+		texts = calls
+	}
+	return texts[0]
+}
+
 // deleteImages finds rows by every column. Columns that are exact and not NULL
 // in any image compare by =, so that an index on one of them can serve; the
 // others by what they print, with NULL as empty text that is told apart, which a
 // hash join can take, too.
 func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
 	t := op.Table
+	q.hashed = len(t.Columns) > wideColumns
 	var counts apply.Vec
 	var want int64
 	for _, n := range op.Count {
@@ -252,33 +280,47 @@ func (q *query) deleteImages(op *apply.ImageOp, fetched bool) {
 		want += n
 	}
 	q.WriteString("WITH v AS MATERIALIZED (SELECT v.o, v.n0::bigint AS n")
+	whole := len(op.Image.Cols) > wideColumns
+	var rowText, imageText []string
+	var match strings.Builder
+	joined := 0
 	for i, c := range op.Image.Cols {
-		val := pgside.Cast(t, c, "v.k"+strconv.Itoa(i))
-		if !pgside.Exact(&t.Columns[c]) {
-			val = pgside.Printed(&t.Columns[c], pgside.Stored(t, c, val))
+		column := &t.Columns[c]
+		col, val, key := pgside.Operand(t, c, "t"), pgside.Cast(t, c, "v.k"+strconv.Itoa(i)), "v.k"+strconv.Itoa(i)
+		exact := pgside.Exact(column)
+		plain := exact && !op.Image.Vals[i].HasNull()
+		if whole {
+			rowText = append(rowText, pgside.Marked(column, col))
+			imageText = append(imageText, pgside.Marked(column, pgside.Stored(t, c, val)))
+			if !plain || joined == maxAnchors {
+				continue
+			}
+			joined++
+		}
+		if !exact {
+			val = pgside.Printed(column, pgside.Stored(t, c, val))
 		}
 		q.WriteString(", " + val + " AS k" + strconv.Itoa(i))
-	}
-	q.WriteString(" FROM ")
-	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*apply.Vec{&counts}})
-	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + pgside.Only(t) + " AS t JOIN v ON true")
-	for i, c := range op.Image.Cols {
-		q.WriteString(" AND ")
-		col, val := pgside.Operand(t, c, "t"), "v.k"+strconv.Itoa(i)
-		exact := pgside.Exact(&t.Columns[c])
-		if exact && !op.Image.Vals[i].HasNull() {
-			q.WriteString(col + " = " + val)
+		match.WriteString(" AND ")
+		if plain {
+			match.WriteString(col + " = " + key)
 			continue
 		}
 		// What is printed is NULL where the value is; a composite value IS NULL when its
 		// fields are.
-		col = pgside.Printed(&t.Columns[c], col)
+		col = pgside.Printed(column, col)
 		if exact {
-			val = pgside.Printed(&t.Columns[c], val)
+			key = pgside.Printed(column, key)
 		}
-		q.WriteString("coalesce(" + col + ", '') = coalesce(" + val + ", '') AND (" + col + " IS NULL) = (" + val + " IS NULL)")
+		match.WriteString("coalesce(" + col + ", '') = coalesce(" + key + ", '') AND (" + col + " IS NULL) = (" + key + " IS NULL)")
 	}
-	q.WriteString(")")
+	if whole {
+		q.WriteString(", " + concatenated(imageText) + " AS whole")
+		match.WriteString(" AND " + concatenated(rowText) + " = v.whole")
+	}
+	q.WriteString(" FROM ")
+	q.unnest(namedSet{"k", op.Image.Vals}, namedSet{"n", []*apply.Vec{&counts}})
+	q.WriteString("), m AS (SELECT t.tableoid, t.ctid, v.o, v.n, row_number() OVER (PARTITION BY v.o) AS r FROM " + pgside.Only(t) + " AS t JOIN v ON true" + match.String() + ")")
 	body := func() {
 		q.WriteString("DELETE FROM " + pgside.Only(t) + " AS t USING m WHERE t.ctid = m.ctid AND t.tableoid = m.tableoid AND m.r <= m.n")
 		q.returning(t, "m.o", op.Fetch)

@@ -1,9 +1,11 @@
 package shards
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"cbrepl/apply"
 	"cbrepl/catalog"
@@ -250,6 +252,61 @@ func TestMirrorPartitionsWithoutKey(t *testing.T) {
 		// the source, too; the others keep what only the target has.
 		if got := m.query(dsn, "SELECT count(*) FROM app.p WHERE own <> 'mine' AND v = 'w'"); got[0] != `"0"` {
 			t.Errorf("%s updated rows lost their own column", got[0])
+		}
+	}
+}
+
+// TestWideWithoutStatistics: how rows of a very wide table are found does not depend on
+// whether the target's was ever analyzed.
+func TestWideWithoutStatistics(t *testing.T) {
+	const rows = 400
+	var cols []string
+	for i := range 1590 {
+		cols = append(cols, fmt.Sprintf("c%d text", i))
+	}
+	list := strings.Join(cols, ", ")
+	ddl := "CREATE SCHEMA app; "
+	policies := map[string]string{}
+	for _, name := range []string{"keyed", "uniq", "bare"} {
+		ddl += fmt.Sprintf("CREATE TABLE app.%s (id int %s, u int %s, %s); ALTER TABLE app.%s SET (autovacuum_enabled = off); ", name,
+			map[bool]string{true: "PRIMARY KEY"}[name != "bare"], map[bool]string{true: "UNIQUE"}[name == "uniq"], list, name)
+		policies["app."+name] = "replicated"
+	}
+	m := mustMirror(t, mirrorConfig{shards: 1, ddl: ddl + "ALTER TABLE app.bare REPLICA IDENTITY FULL", policies: policies})
+	measure := func(what string) map[string]time.Duration {
+		out := map[string]time.Duration{}
+		for _, s := range []string{
+			"UPDATE app.keyed SET c7 = c7 || 'x'", "UPDATE app.uniq SET c7 = c7 || 'x', u = 1000 - u", "UPDATE app.bare SET c7 = c7 || 'x'",
+			fmt.Sprintf("DELETE FROM app.keyed WHERE id > %d", rows-100),
+		} {
+			m.exec(m.src[0], s)
+			b := m.batch()
+			began := time.Now()
+			if _, err := m.tg.Apply(context.Background(), b, m.rows); err != nil {
+				t.Fatalf("%s: %v", s, err)
+			}
+			out[s] = time.Since(began)
+			clear(m.rows)
+		}
+		t.Log(what, out)
+		return out
+	}
+	fill := func() {
+		for name := range policies {
+			m.exec(m.src[0], fmt.Sprintf("TRUNCATE app.%s; INSERT INTO app.%s (id, u, c7, c1500) SELECT i, i, 'a', 'b' FROM generate_series(1, %d) i", name, name, rows))
+			if err := m.applyAgain(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	fill()
+	without := measure("never analyzed")
+	fill()
+	m.exec(m.o.Shards[0], "ANALYZE app.keyed; ANALYZE app.uniq; ANALYZE app.bare")
+	with := measure("analyzed")
+	for s, d := range without {
+		if d > 4*with[s]+2*time.Second { // the machine may be busy; a plan that rescans is far beyond
+			t.Errorf("%s: %v without statistics, %v with", s, d, with[s])
 		}
 	}
 }

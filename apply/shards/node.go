@@ -42,6 +42,8 @@ var sessionParams = map[string]string{
 	"client_encoding": "UTF8",
 	// Statements over many rows look expensive and would be compiled each time.
 	"jit": "off",
+	// Rows are found by an index; see statements.plan.
+	"enable_seqscan": "off",
 }
 
 func newNode(name string, index int, dsn string) (*node, error) {

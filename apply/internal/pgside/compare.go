@@ -130,6 +130,13 @@ func AsText(c *catalog.Column, expr string) string {
 	return "(" + expr + ")" + via(c.PrintVia) + `::pg_catalog.text COLLATE "C"`
 }
 
+// Marked prints a value so that values put together are told apart, NULL from every
+// text.
+func Marked(c *catalog.Column, expr string) string {
+	text := AsText(c, Printed(c, expr))
+	return "coalesce(pg_catalog.length(" + text + ") || ':' || " + text + ", 'n')"
+}
+
 // floatSend are the binary output functions of types that are made of
 // floating-point numbers.
 var floatSend = map[uint32]string{

@@ -90,3 +90,11 @@ func ParsePositions(contents, lsns []byte) ([]dtx.Position, bool) {
 	}
 	return out, true
 }
+
+// OnOff is a switch as a setting's value.
+func OnOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
