@@ -85,7 +85,12 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 			continue
 		}
 		more := pgside.CheckTypes(opCatalogue, "Change the column's type on the target to the source's", src, f.Table)
-		if len(more) > 0 && !t.opts.private.anyType {
+		switch {
+		case t.opts.private.anyType:
+			for i := range f.Columns {
+				f.Columns[i].BaseName = ""
+			}
+		case len(more) > 0:
 			errs = append(errs, more...)
 			continue
 		}

@@ -28,7 +28,7 @@ import (
 // and lives as long as the catalogue facts it was made from.
 type Engine struct {
 	opt      apply.Options
-	names    catalog.NameMap
+	names    apply.NameMap
 	segments []dtx.Content
 	stream   *Stream
 	seed     maphash.Seed // of sentCopies
@@ -57,7 +57,7 @@ const maxRelations = 10_000
 // needed for it. segments are the backend's (Backend.Segments). stream is what
 // earlier engines of the same target learned, nil for nothing. The error joins every
 // problem. The engine keeps its arguments and changes none but stream.
-func New(opt apply.Options, names catalog.NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content, stream *Stream) (*Engine, error) {
+func New(opt apply.Options, names apply.NameMap, sources []catalog.PublishedTable, targets []*catalog.Table, segments []dtx.Content, stream *Stream) (*Engine, error) {
 	if stream == nil {
 		stream = &Stream{}
 	}

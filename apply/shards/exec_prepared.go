@@ -46,10 +46,11 @@ func (p *statements) plan(ctx context.Context, conn *pgconn.PgConn, tx uint64, q
 	if p.tx != tx {
 		p.tx, p.scans, p.hashed = tx, false, false
 	}
-	if q.keyed != p.scans && q.hashed == p.hashed {
+	scans := !q.keyed && !q.listed
+	if scans == p.scans && q.hashed == p.hashed {
 		return nil
 	}
-	p.scans, p.hashed = !q.keyed, q.hashed
+	p.scans, p.hashed = scans, q.hashed
 	return conn.Exec(ctx, "SET LOCAL enable_seqscan = "+pgside.OnOff(p.scans)+"; SET LOCAL enable_nestloop = "+pgside.OnOff(!p.hashed)).Close()
 }
 

@@ -27,6 +27,8 @@ type query struct {
 	// keyed is set when every row is found by a unique index, so that no plan
 	// depends on the parameters.
 	keyed bool
+	// listed is set when an index finds rows for a list of keys.
+	listed bool
 	// hashed is set when rows that no index finds are of a table so wide that, without
 	// statistics, the planner takes it for one row and reads the list for each.
 	hashed bool
@@ -198,7 +200,7 @@ func (q *query) deleteByList(op *apply.DeleteOp) bool {
 	}
 	key, equals := pgside.Operand(t, c, "t"), pgside.Equals(col)
 	keys := q.param(op.Keys.Vals[0])
-	q.keyed = true
+	q.listed = true
 	q.format("WITH d AS (DELETE FROM %s AS t WHERE %s %s ANY ((SELECT %s)::%s[]) RETURNING %s AS k)",
 		pgside.Only(t), key, equals, pgside.CastList(t, c, keys), col.CastType, key)
 	if op.Partial {
