@@ -165,6 +165,14 @@ func (c *Cluster) Resolver(content dtx.Content) func(context.Context) (string, e
 	return func(ctx context.Context) (string, error) { return c.resolve(ctx, content) }
 }
 
+// DSN is the connection string of a node at the time of the call.
+func (c *Cluster) DSN(ctx context.Context, n Node) (string, error) {
+	if resolve := c.Resolver(n.Content); resolve != nil && n.Content != dtx.Coordinator {
+		return resolve(ctx)
+	}
+	return n.DSN, nil
+}
+
 // Watch looks at the cluster at intervals until ctx ends, and returns an error
 // when a segment cannot be followed any more although its old server may still
 // answer, or when the cluster has another number of segments. Servers that do

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,6 +27,10 @@ type NodeFacts struct {
 	instance string // the running server: start time, port, system identifier
 	tables   []nodeTable
 	listed   *listed // the publication of a Greenplum 6 source, on its coordinator
+	// publication reports that it exists, leftOut which kinds of changes it leaves
+	// out.
+	publication bool
+	leftOut     []string
 }
 
 // Facts is what preflight has found out. Nodes stand in order of content.
@@ -107,6 +110,7 @@ func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 		if cfg.Kind == Greenplum6 {
 			f.StreamOptions, f.CopyOnly = f.Nodes[0].listed.streamOptions(), f.Nodes[0].listed.copyOnly()
 		} else {
+			ps = append(ps, missingPublications(&cfg, f)...)
 			ps = append(ps, compareTables(f)...)
 		}
 		tables, tp := withPolicies(&cfg, f, policies)
@@ -165,7 +169,7 @@ func (p *probe) run(ctx context.Context) {
 	if p.twoPhaseMissing(version, text) || !p.settings(ctx, conn) {
 		return
 	}
-	if err := p.published(ctx, conn); err != nil {
+	if err := p.publication(ctx, conn); err != nil {
 		p.fail("read publication", err)
 		return
 	}
@@ -212,38 +216,18 @@ const settingsSQL = `SELECT pg_postmaster_start_time()::text || '/' || current_s
  current_setting('max_replication_slots')::int, (SELECT count(*)::int FROM pg_replication_slots),
  current_setting('max_wal_senders')::int, (SELECT count(*)::int FROM pg_stat_replication),
  (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user), quote_ident(current_user),
- EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1),
- (SELECT array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END,
-   CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END], NULL)
-  FROM pg_publication WHERE pubname = $2)`
+ EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`
 
 // settings checks the server as a whole. It reports whether looking on makes
 // sense.
 func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
 	var st serverSettings
-	var unpublished []string
-	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot, p.cfg.Publication).Scan(append(st.fields(&p.facts), &unpublished)...)
+	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot).Scan(st.fields(&p.facts)...)
 	if err != nil {
 		p.fail("check source", err)
 		return false
 	}
-	hasPublication := unpublished != nil
-	good := p.checkSettings(&st)
-	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
-	switch {
-	case !hasPublication:
-		p.add(Problem{
-			Found:  fmt.Sprintf("publication %s does not exist in this database", pub),
-			Remedy: "It must exist on every node, and since before the slot was made. Run there, naming tables instead if not all are to be replicated",
-			SQL:    []string{"CREATE PUBLICATION " + pub + " FOR ALL TABLES"},
-		})
-	case len(unpublished) > 0:
-		p.add(Problem{
-			Found:  fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(unpublished, ", ")),
-			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"},
-		})
-	}
-	return good
+	return p.checkSettings(&st)
 }
 
 // serverSettings are those of a source server of any kind.

@@ -26,6 +26,11 @@ type nodeTable struct {
 	digest string
 	// primaryKey is the key in key order.
 	primaryKey []string
+	// hidden are columns that are not replicated: left out by the publication's
+	// column list, or generated.
+	hidden      []string
+	rowFilter   string
+	partitioned bool // published by its root
 }
 
 // publishedSQL reads what the publication holds, columns as JSON. attnames and
@@ -33,7 +38,7 @@ type nodeTable struct {
 const publishedSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
  CASE WHEN c.relispartition THEN (SELECT rn.nspname || '.' || r.relname
    FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace WHERE r.oid = pg_partition_root(c.oid)) ELSE '' END,
- coalesce(to_jsonb(pt)->'attnames', 'null')::text, coalesce(to_jsonb(pt)->>'rowfilter', '') <> '',
+ coalesce(to_jsonb(pt)->'attnames', 'null')::text, coalesce(to_jsonb(pt)->>'rowfilter', ''),
  EXISTS (SELECT FROM pg_constraint x WHERE x.condeferrable AND x.contype IN ('p', 'u', 'x')
    AND (x.conrelid = c.oid OR x.conrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))),
  (SELECT coalesce(jsonb_agg(jsonb_build_object('name', a.attname, 'oid', a.atttypid::bigint,
@@ -96,9 +101,28 @@ type columnJSON struct {
 	PK        int    `json:"pk"`
 }
 
-// published reads the node's published tables.
-func (p *probe) published(ctx context.Context, conn *pgx.Conn) error {
-	rows, err := conn.Query(ctx, publishedSQL, p.cfg.Publication)
+// leftOutSQL lists the kinds of changes that a publication leaves out; no row when
+// it does not exist.
+const leftOutSQL = `SELECT array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END,
+ CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END], NULL)
+ FROM pg_publication WHERE pubname = $1`
+
+// readPublication reads the node's published tables and what the publication
+// leaves out.
+func (p *probe) readPublication(ctx context.Context, conn *pgx.Conn) error {
+	rows, err := conn.Query(ctx, leftOutSQL, p.cfg.Publication)
+	if err != nil {
+		return err
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
+	if err != nil {
+		return err
+	}
+	p.facts.publication = len(found) > 0
+	for _, kinds := range found {
+		p.facts.leftOut = append(p.facts.leftOut, kinds...)
+	}
+	rows, err = conn.Query(ctx, publishedSQL, p.cfg.Publication)
 	if err != nil {
 		return err
 	}
@@ -107,16 +131,16 @@ func (p *probe) published(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	p.facts.tables = slices.DeleteFunc(p.facts.tables, func(t nodeTable) bool { return t.Schema == policySchema })
-	return p.storage(ctx, conn)
+	return nil
 }
 
 func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 	var t nodeTable
 	var kind, ident, list, cols string
-	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.RowFilter, &t.Deferrable, &cols); err != nil {
+	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.rowFilter, &t.Deferrable, &cols); err != nil {
 		return t, err
 	}
-	t.Identity = pgoutput.ReplicaIdentity(ident[0])
+	t.Identity, t.RowFilter, t.partitioned = pgoutput.ReplicaIdentity(ident[0]), t.rowFilter != "", kind == "p"
 	var all []columnJSON
 	if err := json.Unmarshal([]byte(cols), &all); err != nil {
 		return t, fmt.Errorf("columns of %s: %w", t.String(), err)
@@ -139,7 +163,11 @@ func (t *nodeTable) setColumns(all []columnJSON, names []string) {
 		}
 		if names != nil && !c.Generated && !slices.Contains(names, c.Name) {
 			t.ColumnList = true
+			t.hidden = append(t.hidden, c.Name)
 			continue
+		}
+		if c.Generated {
+			t.hidden = append(t.hidden, c.Name)
 		}
 		t.Columns = append(t.Columns, catalog.PublishedColumn{
 			Name: c.Name, TypeOID: c.OID, TypeName: c.Type, Key: c.Key, PrimaryKey: c.PK >= 0, Generated: c.Generated,
@@ -165,6 +193,29 @@ func identityName(i pgoutput.ReplicaIdentity) string {
 		return "index"
 	}
 	return string(byte(i))
+}
+
+// publication checks what the node publishes.
+func (p *probe) publication(ctx context.Context, conn *pgx.Conn) error {
+	if err := p.readPublication(ctx, conn); err != nil {
+		return err
+	}
+	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
+	switch {
+	case !p.facts.publication:
+		return nil // said by missingPublications
+	case len(p.facts.leftOut) > 0:
+		p.add(Problem{
+			Found:  fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(p.facts.leftOut, ", ")),
+			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"},
+		})
+	case len(p.facts.tables) == 0 && p.node.Content == dtx.Coordinator && !p.create:
+		p.add(Problem{
+			Found:  fmt.Sprintf("publication %s holds no table: nothing would be replicated", pub),
+			Remedy: "Add the tables that are to be replicated, on every node: ALTER PUBLICATION " + pub + " ADD TABLE ...",
+		})
+	}
+	return p.storage(ctx, conn)
 }
 
 // storage refuses tables whose changes the server leaves out of the stream.
@@ -195,6 +246,38 @@ func (p *probe) storage(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
+// missingPublications names the nodes without the publication.
+func missingPublications(cfg *Config, f *Facts) Problems {
+	const since = "It must exist on every node, and since before the slot was made. "
+	pub := pgx.Identifier{cfg.Publication}.Sanitize()
+	var names []string
+	viaRoot := false
+	for _, t := range f.Nodes[0].tables {
+		names = append(names, pgx.Identifier{t.Schema, t.Name}.Sanitize())
+		viaRoot = viaRoot || t.partitioned
+	}
+	var ps Problems
+	for _, n := range f.Nodes {
+		if n.publication {
+			continue
+		}
+		p := Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("publication %s does not exist in this database", pub)}
+		if len(names) == 0 {
+			p.Remedy = since + "Name the tables that are to be replicated: CREATE PUBLICATION " + pub + " FOR TABLE ... " +
+				"(FOR ALL TABLES makes the server refuse UPDATE and DELETE on every table that has no replica identity)"
+		} else {
+			p.Remedy = since + "Run there"
+			sql := "CREATE PUBLICATION " + pub + " FOR TABLE " + strings.Join(names, ", ")
+			if viaRoot {
+				sql += " WITH (publish_via_partition_root)"
+			}
+			p.SQL = []string{sql}
+		}
+		ps = append(ps, p)
+	}
+	return ps
+}
+
 // compareTables: every node publishes the same tables with the same columns.
 // The coordinator's are the measure.
 func compareTables(f *Facts) Problems {
@@ -206,6 +289,9 @@ func compareTables(f *Facts) Problems {
 		want[t.String()] = t
 	}
 	for _, n := range f.Nodes[1:] {
+		if !n.publication || !coordinator.publication {
+			continue
+		}
 		add := func(table, found, remedy string) {
 			ps = append(ps, Problem{Content: dtx.AtContent(n.Content), Relation: table, Found: found, Remedy: remedy})
 		}

@@ -69,10 +69,14 @@ func discover(ctx context.Context, c *config.Config, log *slog.Logger) (source.C
 			Hint: "Set spool.ack: applied",
 		}
 	}
+	return sourceConfig(c, cl, log), cl, nil
+}
+
+func sourceConfig(c *config.Config, cl *source.Cluster, log *slog.Logger) source.Config {
 	return source.Config{
 		Nodes: cl.Nodes(), Slot: c.Source.Slot, Publication: c.Source.Publication, TwoPhase: c.Source.TwoPhase, Logger: log,
 		Kind: cl.Kind(), Coordinator: c.Source.Coordinator.DSN.Reveal(), CopyOnly: c.Source.CopyOnly,
-	}, cl, nil
+	}
 }
 
 // CreateSlots makes the subscription's slot on every source node, after all
@@ -182,6 +186,14 @@ func newStreams(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 // newReaders makes a reader per node.
 func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	cl := f.cluster
+	var published []source.NodePublication
+	if cl.Kind() != source.Greenplum6 { // which has a list of tables, not publications
+		published = f.facts.Published()
+	}
+	tables := map[dtx.Content]map[string]uint32{}
+	for i := range published {
+		tables[published[i].Content] = published[i].OIDs()
+	}
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
@@ -203,11 +215,11 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 	if err != nil {
 		return nil, err
 	}
-	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl}}}
+	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl, sourceConfig(c, cl, log), published}}}
 	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{
 			Content: n.Content, DSN: n.DSN, Resolve: cl.Resolver(n.Content), Slot: c.Source.Slot, Publication: c.Source.Publication,
-			Plugin: plugin, PluginOptions: f.facts.StreamOptions, Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local,
+			Plugin: plugin, PluginOptions: f.facts.StreamOptions, Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local, Tables: tables[n.Content],
 			Expect: expect[n.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
 		})
 		if err != nil {
@@ -219,10 +231,12 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 }
 
 // coordinatorStream reads the coordinator and, beside that, watches the cluster
-// that it coordinates.
+// that it coordinates, and what its nodes publish.
 type coordinatorStream struct {
 	*coordinator.Reader
-	cluster *source.Cluster
+	cluster   *source.Cluster
+	source    source.Config
+	published []source.NodePublication // at the start
 }
 
 // watchEvery is how often the cluster is looked at: a segment whose mirror was
@@ -233,6 +247,11 @@ func (s coordinatorStream) Run(ctx context.Context, start dtx.LSN, emit func(con
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Reader.Run(ctx, start, emit) })
 	g.Go(func() error { return s.cluster.Watch(ctx, watchEvery) })
+	if len(s.published) > 0 {
+		g.Go(func() error {
+			return source.WatchPublished(ctx, s.source, s.published, watchEvery, s.cluster.DSN)
+		})
+	}
 	return g.Wait()
 }
 

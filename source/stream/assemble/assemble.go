@@ -51,6 +51,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -81,6 +82,10 @@ type Options struct {
 	// Spool takes the rows of a segment. The coordinator has none.
 	Spool        *store.Writer
 	LocalChanges LocalChanges
+	// Tables are the OIDs of the tables that are replicated, by schema.name, as
+	// they are known to the target. A row of another table of such a name is a fault:
+	// what the old one held was not taken off the target.
+	Tables map[string]uint32
 	// Logger takes ignored changes; nil discards.
 	Logger *slog.Logger
 }
@@ -127,6 +132,9 @@ type Assembler struct {
 	prepared map[string]*txn
 	holds    dtx.SpoolID // last hold given to a transaction without spool
 
+	// tables are Options.Tables and those seen since.
+	tables map[string]uint32
+
 	truncated     []store.RelVersion // scratch
 	rowsUncounted int64              // rows not yet in n
 	loggedAt      time.Time
@@ -143,9 +151,12 @@ func New(o Options) *Assembler {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	observer, _ := o.Carrier.(carrier.Observer)
+	if o.Tables == nil {
+		o.Tables = map[string]uint32{}
+	}
 	return &Assembler{
 		o: o, spool: o.Spool, observer: observer, log: o.Logger.With("content", int(o.Content)),
-		relations: map[uint32]*relation{}, streams: map[dtx.XID]*txn{}, prepared: map[string]*txn{},
+		relations: map[uint32]*relation{}, streams: map[dtx.XID]*txn{}, prepared: map[string]*txn{}, tables: maps.Clone(o.Tables),
 	}
 }
 

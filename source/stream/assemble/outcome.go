@@ -3,6 +3,7 @@ package assemble
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"cbrepl/dtx"
@@ -130,6 +131,7 @@ func (a *Assembler) finish(ctx context.Context, out *feed.Out, t *txn, end dtx.L
 	if a.observer != nil && len(t.records) > 0 && (!t.named || t.id.GXID != t.records[0].GXID) {
 		return a.violation(end, pgoutput.TypeCommit, "the commit record of gxid %d says that the coordinator has a part of it, which does not follow", t.records[0].GXID)
 	}
+	maps.Copy(a.tables, t.fresh)
 	var err error
 	if t.named {
 		err = a.finishPart(ctx, out, t, end, at)

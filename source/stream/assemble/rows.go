@@ -97,7 +97,7 @@ func (a *Assembler) row(ctx context.Context, lsn dtx.LSN, typ byte, xid dtx.XID,
 		if r = a.schema(t, id); r == nil {
 			return a.violation(lsn, typ, "a row of relation %d, whose schema was not sent", id)
 		}
-		t.touch(r)
+		a.touch(t, lsn, xid, r)
 	}
 	sp := t.spool
 	if sp == nil {
@@ -131,7 +131,7 @@ func (a *Assembler) truncate(ctx context.Context, lsn dtx.LSN, xid dtx.XID, body
 		if r == nil {
 			return a.violation(lsn, typ, "TRUNCATE of relation %d, whose schema was not sent", id)
 		}
-		t.touch(r)
+		a.touch(t, lsn, xid, r)
 		a.truncated = append(a.truncated, r.version)
 	}
 	if a.spool == nil {
@@ -145,6 +145,25 @@ func (a *Assembler) truncate(ctx context.Context, lsn dtx.LSN, xid dtx.XID, body
 	t.count(xid)
 	a.rowsUncounted++
 	return nil
+}
+
+// touch notes the table of a row, and refuses one that has taken the name of
+// another.
+func (a *Assembler) touch(t *txn, lsn dtx.LSN, xid dtx.XID, r *relation) {
+	t.touch(r)
+	switch was, seen := a.tables[r.name]; {
+	case !seen:
+		if t.fresh == nil {
+			t.fresh = map[string]uint32{}
+		}
+		t.fresh[r.name] = r.id // known once t commits
+	case was != r.id:
+		e := a.errorAt(lsn, "The rows of the old table are still on the target: begin anew with new slots and a new initial copy",
+			"another table has this name now: it was dropped and made anew, or swapped (its OID was %d and is %d)", was, r.id)
+		e.Relation = r.name
+		t.mark(xid, e)
+		t.last = nil // a row of another subtransaction is to be looked at, too
+	}
 }
 
 // refuseRow takes a row change on the coordinator, which must have none: rows are

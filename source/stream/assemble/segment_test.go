@@ -216,6 +216,52 @@ position@0/88
 	}
 }
 
+// TestTableMadeAnew: a table that has taken the name of one that is replicated stops
+// the stream at its first row, over connections; one whose transaction is rolled
+// back, or whose rows are, does not.
+func TestTableMadeAnew(t *testing.T) {
+	row := func(xid dtx.XID, oid uint32) [][]byte {
+		return [][]byte{pgotest.Relation(xid, rel(oid, "a", "x")), ins(xid, oid, "secret")}
+	}
+	whole := func(at dtx.LSN, gxid dtx.GXID, oid uint32) [][]byte {
+		return append(append([][]byte{pgotest.Begin(at, 1, 7), feedtest.Part(0, gxid, 'O')}, row(0, oid)...), pgotest.Commit(at, at+8, 1))
+	}
+	stops := func(err error) {
+		t.Helper()
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop || strings.Contains(err.Error(), "secret") {
+			t.Fatalf("%v", err)
+		}
+		for _, want := range []string{"table public.a", "gxid 9", "content 2", "OID was 1 and is 2"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q lacks %q", err, want)
+			}
+		}
+	}
+	r := newRig(t, Stop, 0)
+	r.Must(whole(0x20, 8, 1)...)
+	r.Must(pgotest.StreamStart(11, true), feedtest.Part(11, 10, 'T'))
+	r.Must(row(11, 2)...)
+	r.Must(pgotest.StreamStop(), pgotest.StreamAbort(11, 11))
+	r.Reset()
+	r.Must(whole(0x30, 8, 1)...)
+	stops(r.Feed(whole(0x40, 9, 2)...))
+	// A table that was never committed is not known.
+	r = newRig(t, Stop, 0)
+	r.Must(pgotest.StreamStart(11, true), feedtest.Part(11, 10, 'T'))
+	r.Must(row(11, 2)...)
+	r.Must(pgotest.StreamStop(), pgotest.StreamAbort(11, 11))
+	r.Must(whole(0x20, 8, 1)...)
+	// The subtransaction that did it was rolled back, or one of two was.
+	r.Must(pgotest.StreamStart(12, true), feedtest.Part(12, 9, 'T'), pgotest.Relation(12, rel(2, "a", "x")), ins(13, 2, "secret"), ins(14, 2, "secret"),
+		pgotest.StreamStop(), pgotest.StreamAbort(12, 13))
+	stops(r.Feed(pgotest.StreamCommit(12, 0x30, 0x38, 1)))
+	// Known from before.
+	r = newRig(t, Stop, 0)
+	r.a = New(Options{Content: content, Spool: r.spool.Writer(content), Tables: map[string]uint32{"public.a": 1}})
+	r.Restart(content, 0, r.a)
+	stops(r.Feed(whole(0x40, 9, 2)...))
+}
+
 // TestPreparedAlone: newer servers send PREPARE without a beginning when the
 // transaction changed nothing.
 func TestPreparedAlone(t *testing.T) {

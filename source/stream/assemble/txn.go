@@ -34,7 +34,8 @@ type txn struct {
 	many   bool
 	dead   int64
 
-	tables []string // touched, for messages
+	tables []string          // touched, for messages
+	fresh  map[string]uint32 // OIDs of tables touched that were not known
 	// faults are what must stop the stream if the transaction commits.
 	faults []fault
 

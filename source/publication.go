@@ -1,0 +1,189 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cbrepl/dtx"
+)
+
+// NodePublication is what one node publishes: what must not change under a
+// subscription without notice.
+type NodePublication struct {
+	Content dtx.Content `json:"content"`
+	// LeftOut are the kinds of changes that the publication leaves out.
+	LeftOut []string            `json:"left_out,omitempty"`
+	Tables  []PublishedRelation `json:"tables"`
+}
+
+// PublishedRelation is a published table with its identity on the node.
+type PublishedRelation struct {
+	Name string `json:"name"` // schema.name
+	OID  uint32 `json:"oid"`
+	// Columns are published, Hidden exist and are not: left out by a column list, or
+	// generated.
+	Columns   []string `json:"columns"`
+	Hidden    []string `json:"hidden,omitempty"`
+	RowFilter string   `json:"row_filter,omitempty"`
+}
+
+// Published describes what every node publishes, in order of content.
+func (f *Facts) Published() []NodePublication {
+	out := make([]NodePublication, len(f.Nodes))
+	for i := range f.Nodes {
+		out[i] = f.Nodes[i].published()
+	}
+	return out
+}
+
+// OIDs are the tables' identities by name.
+func (p *NodePublication) OIDs() map[string]uint32 {
+	out := make(map[string]uint32, len(p.Tables))
+	for _, t := range p.Tables {
+		out[t.Name] = t.OID
+	}
+	return out
+}
+
+func (n *NodeFacts) published() NodePublication {
+	p := NodePublication{Content: n.Content, LeftOut: n.leftOut}
+	for _, t := range n.tables {
+		r := PublishedRelation{Name: t.String(), OID: t.oid, Hidden: t.hidden, RowFilter: t.rowFilter}
+		for _, c := range t.Columns {
+			if !c.Generated {
+				r.Columns = append(r.Columns, c.Name)
+			}
+		}
+		p.Tables = append(p.Tables, r)
+	}
+	return p
+}
+
+// ComparePublished compares what was replicated with what is published now, and
+// names every difference by which changes can have been missed. Tables and
+// columns that are new to a publication are none: nothing that was replicated is
+// touched by them.
+func ComparePublished(was, now []NodePublication) error {
+	var ps Problems
+	for _, w := range was {
+		i := slices.IndexFunc(now, func(n NodePublication) bool { return n.Content == w.Content })
+		if i < 0 {
+			continue // the node was not asked
+		}
+		ps = append(ps, comparePublished(&w, &now[i])...)
+	}
+	return ps.err("compare publications")
+}
+
+const recopyTable = "Changes of it are missing on the target: undo that, if nothing has been changed since, or begin anew: " + resyncHint
+
+func comparePublished(was, now *NodePublication) Problems {
+	var ps Problems
+	add := func(table, format string, args ...any) {
+		ps = append(ps, Problem{Content: dtx.AtContent(was.Content), Relation: table, Found: fmt.Sprintf(format, args...), Remedy: recopyTable})
+	}
+	var left []string
+	for _, k := range now.LeftOut {
+		if !slices.Contains(was.LeftOut, k) {
+			left = append(left, k)
+		}
+	}
+	if len(left) > 0 {
+		add("", "the publication leaves out %s now", strings.Join(left, ", "))
+	}
+	tables := make(map[string]*PublishedRelation, len(now.Tables))
+	for i := range now.Tables {
+		tables[now.Tables[i].Name] = &now.Tables[i]
+	}
+	for _, w := range was.Tables {
+		n := tables[w.Name]
+		switch {
+		case n == nil:
+			add(w.Name, "it was replicated and is not published here any more: it was dropped, renamed, set unlogged, or taken out of the publication")
+			continue
+		case n.OID != w.OID:
+			add(w.Name, "another table has its name now: it was dropped and made anew, or swapped (its OID was %d and is %d)", w.OID, n.OID)
+			continue
+		case n.RowFilter != w.RowFilter:
+			add(w.Name, "its row filter was (%s) and is (%s)", cmp.Or(w.RowFilter, "none"), cmp.Or(n.RowFilter, "none"))
+		}
+		for _, c := range w.Columns {
+			if slices.Contains(n.Hidden, c) {
+				add(w.Name, "column %q was replicated and is not published here any more: the column list was narrowed, or the column is generated now", c)
+			}
+		}
+		for _, c := range w.Hidden {
+			if slices.Contains(n.Columns, c) {
+				add(w.Name, "column %q is published now, but was not: the rows of before lack it on the target", c)
+			}
+		}
+	}
+	return ps
+}
+
+// readPublished asks one node what it publishes.
+func readPublished(ctx context.Context, cfg *Config, n Node) (NodePublication, error) {
+	conn, err := connect(ctx, n)
+	if err != nil {
+		return NodePublication{}, err
+	}
+	defer closeConn(conn)
+	p := &probe{cfg: cfg, node: n, facts: NodeFacts{Content: n.Content}}
+	if err := p.readPublication(ctx, conn); err != nil {
+		return NodePublication{}, err
+	}
+	return p.facts.published(), nil
+}
+
+// lookShare bounds the time that looking at publications takes: one part in it.
+const lookShare = 20
+
+// WatchPublished looks at every node's publication at intervals until ctx ends,
+// and returns an error when one differs from was so that changes are missed. It is
+// an error of class stop. Nodes that do not answer are left to those who read
+// from them. dsn returns where a content is.
+func WatchPublished(ctx context.Context, cfg Config, was []NodePublication, every time.Duration, dsn func(context.Context, Node) (string, error)) error {
+	cfg.EnsureDefaults()
+	for pause := every; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		began := time.Now()
+		now := make([]*NodePublication, len(cfg.Nodes))
+		var g errgroup.Group
+		g.SetLimit(parallel)
+		for i, n := range cfg.Nodes {
+			g.Go(func() error {
+				ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+				defer cancel()
+				var err error
+				if n.DSN, err = dsn(ctx, n); err != nil {
+					return nil
+				}
+				if p, err := readPublished(ctx, &cfg, n); err == nil {
+					now[i] = &p
+				}
+				return nil
+			})
+		}
+		_ = g.Wait() // who does not answer is skipped
+		var seen []NodePublication
+		for _, p := range now {
+			if p != nil {
+				seen = append(seen, *p)
+			}
+		}
+		if err := ComparePublished(was, seen); err != nil {
+			return err
+		}
+		pause = max(every, lookShare*time.Since(began))
+	}
+}
