@@ -128,7 +128,7 @@ func (p *pair) configure(name string) {
 func (p *pair) configureWith(name string, f func(*lab.Subscription)) {
 	p.t.Helper()
 	p.describe(name, f)
-	p.must(subscription.CreateSlots(p.ctx(), p.cfg))
+	p.must(subscription.CreateSlots(p.ctx(), p.cfg, 0, nil))
 	p.must(subscription.PrepareTarget(p.ctx(), p.cfg))
 }
 

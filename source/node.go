@@ -41,6 +41,9 @@ type Config struct {
 	// SlotWait is how long a slot in use is waited for: a daemon that was killed
 	// leaves it in use until the server notices. Default 15 s; -1 does not wait.
 	SlotWait time.Duration
+	// CreateTimeout bounds making the slots: a server makes one once the
+	// transactions that are running have ended. Default 60 s.
+	CreateTimeout time.Duration
 	// Logger is told what takes long; nil discards.
 	Logger *slog.Logger
 }
@@ -49,6 +52,9 @@ type Config struct {
 func (c *Config) EnsureDefaults() {
 	if c.Timeout == 0 {
 		c.Timeout = 30 * time.Second
+	}
+	if c.CreateTimeout == 0 {
+		c.CreateTimeout = time.Minute
 	}
 	if c.SlotWait == 0 {
 		c.SlotWait = 15 * time.Second

@@ -85,8 +85,8 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 
 // CreateSlots makes the slot on every node, or on none: what was made is
 // dropped again when a node fails. It returns where each slot begins. A server
-// makes a slot once the transactions that are running have ended; ctx bounds
-// the wait.
+// makes a slot once the transactions that are running have ended; after
+// CreateTimeout the error names those that are waited for.
 func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
@@ -95,7 +95,9 @@ func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
 	out := make([]Recorded, len(cfg.Nodes))
 	foreign := make([]bool, len(cfg.Nodes)) // the slot was there before
 	faults := make([]error, len(cfg.Nodes))
-	create := func(i int) { out[i], foreign[i], faults[i] = createSlot(ctx, &cfg, cfg.Nodes[i]) }
+	limited, cancel := context.WithTimeout(ctx, cfg.CreateTimeout)
+	defer cancel()
+	create := func(i int) { out[i], foreign[i], faults[i] = createSlot(limited, &cfg, cfg.Nodes[i]) }
 	// The coordinator's first. A segment's slot begins once the transactions that run
 	// there have ended, prepared ones included: so no part behind its beginning has
 	// its commit record before the coordinator's.
@@ -159,7 +161,20 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 		}
 		return r, ok, err
 	}
+	watch := watchBlockers(ctx, cfg, n, c.PID())
 	slot, err := c.CreateSlot(ctx, cfg.twoPhase(n), false)
+	blockers := watch()
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		e := &dtx.Error{
+			Op: "create slot", Content: dtx.AtContent(n.Content), Class: dtx.ClassStop,
+			Msg:  fmt.Sprintf("slot %q was not made within %s, and what was made is dropped", cfg.Slot, cfg.CreateTimeout),
+			Hint: "A server makes a slot once all transactions that run there have ended: end those, or give more time with --timeout",
+		}
+		if blockers != "" {
+			e.Msg += "; the server waits for " + blockers
+		}
+		return r, false, e
+	}
 	if err != nil {
 		var pe *pgconn.PgError
 		return r, errors.As(err, &pe) && pe.Code == "42710", err // duplicate: made meanwhile by somebody else

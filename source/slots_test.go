@@ -3,6 +3,7 @@ package source
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +84,7 @@ func TestSlotsAllOrNone(t *testing.T) {
 		t.Errorf("slots on %v after a failure", got)
 	}
 	// One node does not get its slot made, because a transaction that writes stays
-	// open there: when the caller gives up, the others' are dropped.
+	// open there: after the timeout it is named, and the others' slots are dropped.
 	tx, err := pgx.Connect(c.ctx(), good)
 	if err != nil {
 		t.Fatal(err)
@@ -92,10 +93,16 @@ func TestSlotsAllOrNone(t *testing.T) {
 	if _, err := tx.Exec(c.ctx(), "BEGIN; CREATE TABLE open_xid ()", pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-	defer cancel()
-	if _, err := CreateSlots(ctx, c.cfg); err == nil {
-		t.Error("slots were made beside an open transaction")
+	cfg := c.cfg
+	cfg.CreateTimeout = 8 * time.Second
+	_, err = CreateSlots(c.ctx(), cfg)
+	if err == nil {
+		t.Fatal("slots were made beside an open transaction")
+	}
+	for _, want := range []string{fmt.Sprintf("the session with pid %d (open for ", tx.PgConn().PID()), "within 8s", "--timeout"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q lacks %q", err, want)
+		}
 	}
 	if _, err := tx.Exec(c.ctx(), "ROLLBACK"); err != nil {
 		t.Fatal(err)

@@ -80,12 +80,15 @@ func sourceConfig(c *config.Config, cl *source.Cluster, log *slog.Logger) source
 }
 
 // CreateSlots makes the subscription's slot on every source node, after all
-// checks that need no slot have passed, or on none.
-func CreateSlots(ctx context.Context, c *config.Config) error {
-	o, _, err := discover(ctx, c, nil)
+// checks that need no slot have passed, or on none. timeout bounds the wait for
+// transactions that are open there; 0: a minute. log, which may be nil, is told
+// whom it waits for.
+func CreateSlots(ctx context.Context, c *config.Config, timeout time.Duration, log *slog.Logger) error {
+	o, _, err := discover(ctx, c, log)
 	if err != nil {
 		return err
 	}
+	o.CreateTimeout = timeout
 	if _, err := source.Preflight(ctx, o, true); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,12 +22,13 @@ func newSlotsCmd() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	loadCreate := configFlags(create, false)
+	timeout := create.Flags().Duration("timeout", time.Minute, "how long to wait for transactions that are open on the source")
 	create.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, err := loadCreate()
 		if err != nil {
 			return err
 		}
-		if err := subscription.CreateSlots(cmd.Context(), c); err != nil {
+		if err := subscription.CreateSlots(cmd.Context(), c, *timeout, newLogger(c.Log, logLevel(c.Log), cmd.ErrOrStderr())); err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %s\n", c.Source.Slot, segmentCount(c))

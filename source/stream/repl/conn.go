@@ -90,6 +90,9 @@ func closePG(pg **pgconn.PgConn) {
 	*pg = nil
 }
 
+// PID is the process that serves the connection.
+func (c *Conn) PID() uint32 { return c.pg.PID() }
+
 // Server returns what the node said of itself at connect.
 func (c *Conn) Server() Server { return c.server }
 
