@@ -2,6 +2,7 @@ package repl
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strings"
@@ -22,6 +23,17 @@ func (c *Config) fault(op string, err error) error {
 	return Fault(op, c.Content, c.Slot, c.Publication, err)
 }
 
+// replicationCommand reports whether a step connects, or runs a command of the
+// replication protocol, for which a role needs an attribute and no grant.
+func replicationCommand(op string) bool {
+	for _, prefix := range []string{"connect", "open replication", "identify", "start streaming", "create slot", "drop slot"} {
+		if strings.HasPrefix(op, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // Fault wraps an error of a source connection with its place, class and
 // remedy. A *dtx.Error and a cancellation pass through.
 func Fault(op string, content dtx.Content, slot, publication string, err error) error {
@@ -33,7 +45,12 @@ func Fault(op string, content dtx.Content, slot, publication string, err error) 
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		var ce *pgconn.ConnectError
-		if errors.As(err, &ce) {
+		var cert *tls.CertificateVerificationError
+		switch {
+		case errors.As(err, &cert):
+			e.Class = dtx.ClassStop
+			e.Hint = "The server answers, but its certificate is not trusted: set sslrootcert to the certificate of the authority that signed it, and give the host by a name that it holds"
+		case errors.As(err, &ce):
 			e.Hint = "Start the server, or correct host and port in the connection string"
 		}
 		return e
@@ -49,8 +66,10 @@ func Fault(op string, content dtx.Content, slot, publication string, err error) 
 		stop("The role must exist, have LOGIN and REPLICATION, and pg_hba.conf must let it in from this host")
 	case code == "3D000":
 		stop("Correct the database name in the connection string")
+	case code == "42501" && replicationCommand(op):
+		stop("The role needs the REPLICATION attribute (ALTER ROLE ... REPLICATION) and CONNECT on the database")
 	case code == "42501":
-		stop("The role needs the REPLICATION attribute: ALTER ROLE ... REPLICATION")
+		stop("Grant the role what the server asks for: USAGE on the schema, SELECT on the table or EXECUTE on the function")
 	case code == "42704" && strings.HasPrefix(msg, "publication "):
 		stop(fmt.Sprintf("Publication %q must exist on every node, and since before its slot was made: create it, then drop and create the slots", publication))
 	case code == "42704" && strings.Contains(msg, "replication slot"):

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"regexp"
 	"time"
@@ -161,6 +162,14 @@ var sessionSettings = map[string]string{
 // string that cannot be parsed cannot be masked either.
 func ParseDSN(content dtx.Content, dsn string) (*pgconn.Config, error) {
 	pc, err := pgconn.ParseConfig(dsn)
+	var file *fs.PathError
+	if errors.As(err, &file) {
+		return nil, &dtx.Error{
+			Op: "read connection string", Content: dtx.AtContent(content), Class: dtx.ClassStop, Err: file,
+			Msg:  "a file that it names cannot be read",
+			Hint: "Correct sslrootcert, sslcert, sslkey or passfile, or the file's permissions",
+		}
+	}
 	if err != nil {
 		return nil, &dtx.Error{
 			Op: "read connection string", Content: dtx.AtContent(content), Class: dtx.ClassStop,
