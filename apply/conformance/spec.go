@@ -138,9 +138,24 @@ func (t *Table) relation(id uint32) *pgoutput.Relation {
 	src := t.Source()
 	r := &pgoutput.Relation{ID: id, Schema: t.schema, Name: t.Name, Identity: t.Identity}
 	for _, c := range src.Columns {
-		r.Columns = append(r.Columns, pgoutput.Column{Key: c.Key || t.Identity == pgoutput.IdentityFull, Name: c.Name, TypeOID: c.TypeOID, TypeMod: -1})
+		r.Columns = append(r.Columns, pgoutput.Column{Key: c.Key || t.Identity == pgoutput.IdentityFull, Name: c.Name, TypeOID: c.TypeOID, TypeMod: typeMod(c)})
 	}
 	return r
+}
+
+// typeMod is the modifier with which the column's type prints as it is named.
+func typeMod(c catalog.PublishedColumn) int32 {
+	var length int32
+	if _, arg, ok := strings.Cut(c.TypeName, "("); !ok {
+		return -1
+	} else if _, err := fmt.Sscanf(arg, "%d)", &length); err == nil {
+		for _, mod := range []int32{length, length + 4} {
+			if name, _ := catalog.FormatType(c.TypeOID, mod); name == c.TypeName {
+				return mod
+			}
+		}
+	}
+	panic(fmt.Sprintf("conformance: no modifier is known for type %s", c.TypeName))
 }
 
 // Policy is the target's policy over n segments.
