@@ -31,6 +31,7 @@ const (
 	Level    = "log_level"
 	Firing   = "firing"
 	Event    = "event"
+	WaitsFor = "waits_for"
 )
 
 // How much, and which.

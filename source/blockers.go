@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cbrepl/logkey"
 	"context"
 	"fmt"
 	"strings"
@@ -51,7 +52,7 @@ func watchBlockers(ctx context.Context, cfg *Config, n Node, pid uint32) func() 
 				continue
 			}
 			if last == "" {
-				cfg.Logger.Info("making the slot waits for transactions to end", "content", int(n.Content), "waits_for", text)
+				cfg.Logger.Info("making the slot waits for transactions to end", logkey.Content, int(n.Content), logkey.WaitsFor, text)
 			}
 			last = text
 		}

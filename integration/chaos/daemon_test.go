@@ -119,7 +119,7 @@ func (w *world) judge(p *proc) {
 		w.logf("daemon %d killed itself at %s", p.n, p.fault)
 	case s.Signaled():
 		w.problem("daemon %d ended by %s (armed %q): %s", p.n, s.Signal(), p.fault, p.tail())
-	case s.ExitStatus() == 1 && w.recently():
+	case s.ExitStatus() == temporary && w.recently():
 		w.logf("daemon %d exited %d after a fault: %s", p.n, s.ExitStatus(), p.last())
 	default:
 		w.problem("daemon %d exited %d: %s", p.n, s.ExitStatus(), p.tail())

@@ -99,6 +99,13 @@ func (a *admin) refuses(parts ...string) {
 	a.stops(parts...)
 }
 
+// stopped is the exit code of a daemon that needs a person, and temporary that of
+// one whose fault passes (docs/operating.md).
+const (
+	stopped   = 3
+	temporary = 75
+)
+
 // stops waits until the daemon has ended by itself with a message.
 func (a *admin) stops(parts ...string) {
 	a.t.Helper()
@@ -106,7 +113,7 @@ func (a *admin) stops(parts ...string) {
 		a.t.Fatalf("the daemon goes on\n%s", a.statusText(a.ctx))
 	}
 	said := a.cur.tail()
-	if s := a.cur.status(); s.ExitStatus() != 1 {
+	if s := a.cur.status(); s.ExitStatus() != stopped {
 		a.t.Errorf("exit code %d", s.ExitStatus())
 	}
 	for _, p := range parts {
