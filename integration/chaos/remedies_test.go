@@ -160,9 +160,7 @@ func TestRemedies(t *testing.T) {
 		{"column dropped on the source", func() {
 			a.source("alter table public.k_hh drop column more")
 			a.insert(3)
-			a.drained()
-			a.disturbed = time.Time{}
-			a.terminate()
+			a.stops(table, "gxid", `column "more" is sent no more`)
 			a.target("alter table public.k_hh drop column more")
 		}},
 		{"table published while running", func() {
