@@ -70,6 +70,7 @@ type ratePoint struct {
 type streamFacts struct {
 	safe     dtx.LSN
 	reported dtx.LSN // position of the newest event
+	backlog  dtx.LSN // where the server was when it was first heard of in this life, 0 before
 	// points are (server position, time first seen), rising in both.
 	points []lagPoint
 }
@@ -200,6 +201,9 @@ func (b *Board) Positions(batch uint64, ps []dtx.Position) {
 	defer b.mu.Unlock()
 	b.base.Applied.LastBatch = batch
 	b.caughtUp = false
+	for _, f := range b.streams {
+		f.backlog = 0
+	}
 	for _, p := range ps {
 		f := b.stream(p.Content)
 		f.safe, f.reported = p.LSN, p.LSN
@@ -220,6 +224,7 @@ func (b *Board) Tick(pending Pending, waits []Wait, reported []dtx.Position, now
 	for _, s := range b.sources {
 		b.sample(s.Facts(), now)
 	}
+	b.caughtUp = b.caughtUp || b.passedBacklog()
 	if b.drained(pending) {
 		b.drainedAt, b.caughtUp = now, true
 		b.restart, b.restarts = "", 0
@@ -270,12 +275,26 @@ func (b *Board) done(f *streamFacts) dtx.LSN {
 	return f.safe
 }
 
+// passedBacklog reports whether everything is applied that the servers had when
+// they were first heard of. Under a steady load nothing is ever drained.
+func (b *Board) passedBacklog() bool {
+	for _, src := range b.sources {
+		if f := b.stream(src.Facts().Content); f.backlog == 0 || b.done(f) < f.backlog {
+			return false
+		}
+	}
+	return len(b.sources) > 0
+}
+
 // sample remembers when the server was first seen at its position and forgets
 // points that are passed.
 func (b *Board) sample(s Stream, now time.Time) {
 	f := b.stream(s.Content)
 	if n := len(f.points); n == 0 || f.points[n-1].lsn < dtx.LSN(s.ServerLSN) {
 		f.points = append(f.points, lagPoint{dtx.LSN(s.ServerLSN), now})
+	}
+	if f.backlog == 0 {
+		f.backlog = dtx.LSN(s.ServerLSN)
 	}
 	done := b.done(f)
 	i := 0
@@ -336,7 +355,7 @@ func (b *Board) Report(now time.Time) Report {
 	if oldest := b.base.Pending.OldestCommit; !oldest.IsZero() {
 		r.LagSeconds = max(r.LagSeconds, now.Sub(oldest).Seconds())
 	}
-	if !b.caughtUp {
+	if !b.caughtUp && b.base.Pending.OldestCommit.IsZero() {
 		since := b.base.StartedAt
 		if b.drainedAt.After(since) {
 			since = b.drainedAt

@@ -258,3 +258,15 @@ func TestEndpoint(t *testing.T) {
 		t.Errorf("fetch from a closed port: %v", err)
 	}
 }
+
+// Under a steady load nothing is ever drained: lag is still the age of the oldest
+// commit that waits, not the time since the start.
+func TestLagUnderSteadyLoad(t *testing.T) {
+	b, _ := fixture()
+	for d := time.Second; d < time.Minute; d += time.Second {
+		b.Tick(Pending{Parts: 1, OldestCommit: after(d - 2*time.Second)}, nil, nil, after(d))
+		if r := b.Report(after(d)); r.LagSeconds > 3 {
+			t.Fatalf("%s after the start: lag %v s, the oldest commit is 2 s old", d, r.LagSeconds)
+		}
+	}
+}
