@@ -1,11 +1,12 @@
 package source
 
 import (
-	"cbrepl/logkey"
 	"context"
 	"fmt"
 	"strings"
 	"time"
+
+	"cbrepl/logkey"
 
 	"github.com/jackc/pgx/v5"
 )

@@ -249,7 +249,8 @@ func (l *listed) streamOptions() []repl.Option {
 		oids = append(oids, strconv.FormatUint(uint64(e.oid), 10))
 	}
 	return []repl.Option{
-		{Name: "tables", Value: strings.Join(names, ",")}, {Name: "relids", Value: strings.Join(oids, ",")},
+		{Name: "tables", Value: strings.Join(names, ",")},
+		{Name: "relids", Value: strings.Join(oids, ",")},
 		{Name: "publish_via_partition_root", Value: strconv.FormatBool(l.viaRoot)},
 	}
 }

@@ -239,8 +239,10 @@ type serverSettings struct {
 
 // fields are where a query's first columns go, in order.
 func (s *serverSettings) fields(f *NodeFacts) []any {
-	return []any{&f.instance, &s.walLevel, &f.Encoding, &s.recovery, &s.maxSlots, &s.slots, &s.maxSenders, &s.busy,
-		&s.mayReplicate, &s.role, &s.slotExists}
+	return []any{
+		&f.instance, &s.walLevel, &f.Encoding, &s.recovery, &s.maxSlots, &s.slots, &s.maxSenders, &s.busy,
+		&s.mayReplicate, &s.role, &s.slotExists,
+	}
 }
 
 // checkSettings reports whether looking on makes sense.

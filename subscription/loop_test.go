@@ -103,7 +103,8 @@ func (g rigTarget) Open(context.Context) (apply.State, error) {
 	return g.r.state, nil
 }
 
-func (g rigTarget) RecordTables(context.Context, []catalog.ReplicatedTable) error      { return nil }
+func (g rigTarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
+
 func (g rigTarget) Init(context.Context, []apply.StreamIdentity, []dtx.Position) error { return nil }
 
 func (g rigTarget) Close() error { return nil }

@@ -1,10 +1,11 @@
 package cloudberry
 
 import (
-	"cbrepl/apply/ledger"
 	"context"
 	"fmt"
 	"log/slog"
+
+	"cbrepl/apply/ledger"
 )
 
 // storage is the clause that makes a heap table whatever the default storage is.

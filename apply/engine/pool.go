@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"cbrepl/apply"
 	"sync"
+
+	"cbrepl/apply"
 )
 
 // pool keeps buffers between operations, up to limit bytes. The goroutines of

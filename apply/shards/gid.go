@@ -1,9 +1,10 @@
 package shards
 
 import (
-	"cbrepl/apply/ledger"
 	"strconv"
 	"strings"
+
+	"cbrepl/apply/ledger"
 )
 
 // gidPrefix begins every global transaction id of cbrepl.
