@@ -221,10 +221,13 @@ func (b *Board) Tick(pending Pending, waits []Wait, reported []dtx.Position, now
 		f := b.stream(p.Content)
 		f.reported = max(f.reported, p.LSN)
 	}
+	passed := len(b.sources) > 0
 	for _, s := range b.sources {
-		b.sample(s.Facts(), now)
+		facts := s.Facts()
+		b.sample(facts, now)
+		passed = b.passedBacklog(b.stream(facts.Content)) && passed
 	}
-	b.caughtUp = b.caughtUp || b.passedBacklog()
+	b.caughtUp = b.caughtUp || passed
 	if b.drained(pending) {
 		b.drainedAt, b.caughtUp = now, true
 		b.restart, b.restarts = "", 0
@@ -275,15 +278,10 @@ func (b *Board) done(f *streamFacts) dtx.LSN {
 	return f.safe
 }
 
-// passedBacklog reports whether everything is applied that the servers had when
-// they were first heard of. Under a steady load nothing is ever drained.
-func (b *Board) passedBacklog() bool {
-	for _, src := range b.sources {
-		if f := b.stream(src.Facts().Content); f.backlog == 0 || b.done(f) < f.backlog {
-			return false
-		}
-	}
-	return len(b.sources) > 0
+// passedBacklog reports whether everything is applied that the stream's server had
+// when it was first heard of. Under a steady load nothing is ever drained.
+func (b *Board) passedBacklog(f *streamFacts) bool {
+	return f.backlog != 0 && b.done(f) >= f.backlog
 }
 
 // sample remembers when the server was first seen at its position and forgets
