@@ -32,7 +32,9 @@ type Recovered struct {
 	Prepared []Prepared
 	// Positions lists what SavePosition saved, by content.
 	Positions []dtx.Position
-	// Batch is the last that SaveBatch saved: parts of batches up to it may be gone.
+	// Batch is the last that SaveBatch saved, and Token whose it is: parts of batches
+	// up to it may be gone.
+	Token string
 	Batch uint64
 }
 
@@ -82,12 +84,13 @@ func (s *Spool) SavePosition(ctx context.Context, c dtx.Content, lsn dtx.LSN) er
 	})
 }
 
-// SaveBatch keeps the number of a batch that the target has, before its parts are
-// released. Not synced: writes reach the disk in the order they were made, so parts
-// are gone only where the number is known.
-func (s *Spool) SaveBatch(ctx context.Context, batch uint64) error {
+// SaveBatch keeps the number of a batch that the target has, and the token of the
+// record that numbers it, before the batch's parts are released. Not synced: writes
+// reach the disk in the order they were made, so parts are gone only where the
+// number is known.
+func (s *Spool) SaveBatch(ctx context.Context, token string, batch uint64) error {
 	return s.small(ctx, "spool batch number", func(b *pebble.Batch) error {
-		return b.Set(metaKey(metaBatch), binary.BigEndian.AppendUint64(nil, batch), nil)
+		return b.Set(metaKey(metaBatch), append(binary.BigEndian.AppendUint64(nil, batch), token...), nil)
 	})
 }
 

@@ -94,14 +94,17 @@ func (s *Spool) scan(ctx context.Context, prefix byte, f func(k, v []byte) error
 }
 
 func (s *Spool) loadMeta(r *Recovered, k, v []byte) error {
-	to := map[string]*uint64{metaChains: &s.chains, metaBatch: &r.Batch}[string(k[1:])]
-	if to == nil {
+	key := string(k[1:])
+	switch {
+	case key != metaChains && key != metaBatch:
 		return nil
-	}
-	if len(v) != 8 {
+	case len(v) < 8 || key == metaChains && len(v) > 8:
 		return keyFault(nil, "number")
+	case key == metaChains:
+		s.chains = binary.BigEndian.Uint64(v)
+	default:
+		r.Batch, r.Token = binary.BigEndian.Uint64(v), string(v[8:])
 	}
-	*to = binary.BigEndian.Uint64(v)
 	return nil
 }
 

@@ -52,8 +52,9 @@ type loopOptions struct {
 // moves batches to the target and lets streams and spool forget them. Its
 // contract, in this order:
 //
-//  0. At start every stream is told the position that the target records: the
-//     last daemon may have died before it could.
+//  0. At start the spool is told the batch, and every stream the position, that
+//     the target records: the last daemon may have died before it could. What the
+//     target has is released from then on.
 //  1. Events of each stream enter the machine in the order the stream reports
 //     them. An event that breaks the stream contract stops the loop; it is
 //     not skipped.
@@ -131,6 +132,9 @@ func newLoop(o loopOptions) (*loop, error) {
 // run works until ctx ends (it returns nil) or something fails.
 func (l *loop) run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // the end of ctx starts an orderly stop
+	if err := l.noteApplied(l.o.State.Batch); err != nil {
+		return err
+	}
 	l.worker = startWorker(base, l.o.Target, l.progress, l.o.AfterBatch)
 	l.confirm(l.o.State.Positions)
 	streams := l.startStreams(base)
@@ -314,7 +318,7 @@ func (l *loop) outcome(out outcome) error {
 		do    func() error
 	}{
 		{faultApplied, func() error {
-			if err := l.o.Spool.Applied(v.applied.batch.Seq); err != nil {
+			if err := l.noteApplied(v.applied.batch.Seq); err != nil {
 				return err
 			}
 			l.confirm(v.applied.confirm)
@@ -332,6 +336,12 @@ func (l *loop) outcome(out outcome) error {
 	}
 	l.reporter.batchApplied(v.applied, now)
 	return nil
+}
+
+// noteApplied tells the spool how far the target is, before anything that it has is
+// released.
+func (l *loop) noteApplied(batch uint64) error {
+	return l.o.Spool.Applied(apply.Record{Token: l.o.State.Token, Batch: batch})
 }
 
 func followUpError(err error) error {

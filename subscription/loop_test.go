@@ -35,6 +35,7 @@ type rig struct {
 	read  func(ctx context.Context, rows apply.Rows) (apply.Result, error)
 	part  func() (apply.RowIter, error)
 	open  func() (apply.State, error)
+	noted func(apply.Record) // what the spool is told
 	state apply.State
 	board *status.Board
 	logs  bytes.Buffer
@@ -82,7 +83,12 @@ func (s rigSpool) Open(dtx.Part) (apply.RowIter, error) {
 	return nil, errors.New("not used")
 }
 
-func (rigSpool) Applied(uint64) error { return nil }
+func (s rigSpool) Applied(r apply.Record) error {
+	if s.r.noted != nil {
+		s.r.noted(r)
+	}
+	return nil
+}
 
 func (s rigSpool) Release(parts []dtx.Part) error {
 	for _, p := range parts {
@@ -180,6 +186,25 @@ func (r *rig) want(trace string) {
 	if got := r.took(); got != strings.TrimSpace(trace) {
 		r.t.Fatalf("the loop did\n%s\nwant\n%s", got, strings.TrimSpace(trace))
 	}
+}
+
+// What the target has is released from the start on: before that the spool is told
+// what that is, also when the last daemon died before it could.
+func TestSpoolKnowsTheTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, func(r *rig, o *loopOptions) {
+			o.State.Token = "t"
+			r.noted = func(rec apply.Record) { r.note("the spool knows batch %d of %s", rec.Batch, rec.Token) }
+		})
+		r.want("the spool knows batch 6 of t\nconfirm -1 0/64\nconfirm 0 0/64")
+		r.onePhase(8, 90) // applied long ago
+		r.want("release gxid 8 content 0")
+		r.onePhase(9, 120)
+		r.want("apply 7 [9]\nthe spool knows batch 7 of t\nconfirm 0 0/78\nrelease gxid 9 content 0")
+		if err := r.end(); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // Behind, with batches that write the same rows again and again, the next batch

@@ -44,9 +44,9 @@ type ContentStream struct {
 // Spool is the store between streams and target, as the loop needs it.
 type Spool interface {
 	apply.Rows
-	// Applied notes a batch that the target has committed, before anything of it is
-	// released: a spool that is the only copy then knows a target that is older.
-	Applied(batch uint64) error
+	// Applied notes what the target has committed, before anything of it is released:
+	// a spool that is the only copy then knows a target that is older.
+	Applied(r apply.Record) error
 	// Release frees the space of parts that will not be read again.
 	Release(parts []dtx.Part) error
 	// Exempt names the contents that may write although the spool is full. It

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/faultinject"
 	"cbrepl/store"
@@ -46,7 +47,7 @@ type recovered struct {
 	parts     map[dtx.Content][]dtx.Part
 	records   []dtx.CommitRecord
 	positions map[dtx.Content]dtx.LSN
-	batch     uint64
+	applied   apply.Record
 }
 
 // recoverSpool reads it once. Prepared transactions are not kept across a
@@ -56,7 +57,7 @@ func recoverSpool(ctx context.Context, sp *store.Spool) (*recovered, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &recovered{parts: r.Parts, records: r.Records, positions: map[dtx.Content]dtx.LSN{}, batch: r.Batch}
+	out := &recovered{parts: r.Parts, records: r.Records, positions: map[dtx.Content]dtx.LSN{}, applied: apply.Record{Token: r.Token, Batch: r.Batch}}
 	for _, p := range r.Positions {
 		out.positions[p.Content] = p.LSN
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -165,7 +166,7 @@ func (s *powerSim) life(t *testing.T, fault string) error {
 			t.Fatal(err)
 		}
 	}
-	if err := checkSpool(st, kept.batch); err != nil {
+	if err := st.CheckRecord(kept.applied, theSpool); err != nil {
 		return errors.Join(err, sp.Close())
 	}
 	var streams []ContentStream
@@ -239,7 +240,7 @@ func (s *powerSim) confirmedAll() bool {
 // the spool is empty.
 func TestPowerCut(t *testing.T) {
 	faults := []string{faultWritten, faultSynced, faultTaken, faultCommitted, faultApplied, faultConfirmed, faultReleased}
-	left := 0
+	left, refused := 0, 0
 	for seed := range soak.Seeds(t, 12, 600) {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		s := &powerSim{
@@ -247,16 +248,15 @@ func TestPowerCut(t *testing.T) {
 			rnd: rnd, disk: vfs.NewCrashableMem(), ref: &referee{}, confirmed: map[dtx.Content]dtx.LSN{},
 		}
 		s.tgt = newVtarget(s.h, s.ref, rand.New(rand.NewPCG(seed, 5)))
-		var old backup
+		var olds []backup
 		for n := range 4 {
 			fault := fmt.Sprintf("%s=error@%d", faults[rnd.IntN(len(faults))], 1+rnd.IntN(12))
 			err := s.life(t, fault)
 			if err != nil && !errors.Is(err, faultinject.ErrInjected) {
 				t.Fatalf("seed %d: life %d (%s) ended with %v", seed, n, fault, err)
 			}
-			if n == 0 {
-				old = s.tgt.backup()
-			}
+			olds = append(olds, s.tgt.backup())
+			s.restored(t, seed, olds[rnd.IntN(len(olds))])
 		}
 		left += len(s.h.GXIDs) - len(s.tgt.replica.Applied)
 		if err := s.life(t, ""); err != nil {
@@ -265,18 +265,33 @@ func TestPowerCut(t *testing.T) {
 		if err := errors.Join(s.ref.verdict(), s.tgt.compare()); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		if old.batch > 0 && old.batch < s.tgt.backup().batch-1 { // the last one may hold positions only
-			now := s.tgt.restore(old)
-			if err := s.life(t, ""); err == nil || !strings.Contains(err.Error(), "older state") {
-				t.Errorf("seed %d: a target restored to batch %d of %d starts: %v", seed, old.batch, now.batch, err)
-			}
-			s.tgt.restore(now)
+		if s.restored(t, seed, olds[rnd.IntN(len(olds))]) {
+			refused++
 		}
 		s.empty(t, seed)
 	}
-	if left == 0 {
-		t.Error("the last lives had nothing to do")
+	if left == 0 || refused == 0 {
+		t.Errorf("the last lives had %d dtxs to apply, %d older targets were refused", left, refused)
 	}
+}
+
+// restored starts a daemon on an older state of the target, and takes everything
+// back afterwards. It is refused, or the spool has all that the target has lost.
+func (s *powerSim) restored(t *testing.T, seed uint64, old backup) (refused bool) {
+	t.Helper()
+	disk, confirmed, now := s.disk, maps.Clone(s.confirmed), s.tgt.restore(old)
+	s.disk = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(seed, 6))})
+	err := s.life(t, "")
+	refused = err != nil && strings.Contains(err.Error(), "older state")
+	if err == nil {
+		err = s.tgt.compare()
+	}
+	if err = errors.Join(err, s.ref.verdict()); err != nil && !refused {
+		t.Fatalf("seed %d: a daemon on a target restored to batch %d of %d ends with %v", seed, old.batch, now.batch, err)
+	}
+	s.tgt.restore(now)
+	s.disk, s.confirmed = disk, confirmed
+	return refused
 }
 
 // empty opens the spool once more: nothing is left in it.

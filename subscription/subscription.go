@@ -72,8 +72,9 @@ type openSpool interface {
 	Spool
 	// Held returns the positions up to which streams are in the spool for good.
 	Held() map[dtx.Content]dtx.LSN
-	// Batch is the last batch that it noted as applied; 0 when it keeps nothing.
-	Batch() uint64
+	// LastApplied is what an earlier daemon noted as applied; zero when the spool keeps
+	// nothing.
+	LastApplied() apply.Record
 	Close() error
 }
 
@@ -257,7 +258,7 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 		return false, err
 	}
 	defer func() { err = closeUnlessHanging(err, sp) }()
-	if st, err = s.agree(ctx, tgt, facts, st, sp.Held(), sp.Batch()); err != nil {
+	if st, err = s.agree(ctx, tgt, facts, st, sp.Held(), sp.LastApplied()); err != nil {
 		return false, err
 	}
 	streams, err := s.env.streams(facts, st, sp)
@@ -305,12 +306,15 @@ func closeUnlessHanging(err error, c io.Closer) error {
 	return errors.Join(err, c.Close())
 }
 
+// theSpool is the spool in messages.
+const theSpool = "the spool"
+
 // agree makes target and source agree where to start: the first start records
 // the slots' positions, every later one checks that the source is still what
 // the target's record was made with.
-func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN, batch uint64) (apply.State, error) {
+func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN, applied apply.Record) (apply.State, error) {
 	if st.Initialized {
-		if err := checkSpool(st, batch); err != nil {
+		if err := st.CheckRecord(applied, theSpool); err != nil {
 			return st, err
 		}
 		return st, s.env.checkResume(f, st, held)
@@ -330,19 +334,6 @@ func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFac
 	st.Initialized = true
 	s.log.Info("first start: positions of the slots recorded on the target")
 	return st, nil
-}
-
-// checkSpool refuses a target that does not have all that the spool has given up.
-func checkSpool(st apply.State, batch uint64) error {
-	if st.Batch >= batch {
-		return nil
-	}
-	return &dtx.Error{
-		Op: "start subscription", Class: dtx.ClassStop,
-		Msg: fmt.Sprintf("the target records batch %d, but the spool has seen it commit batch %d and keeps no rows that were applied: the target was restored to an older state",
-			st.Batch, batch),
-		Hint: "Restore the target's newest state; if it is lost, a new initial copy is needed",
-	}
 }
 
 func (s *Subscription) limits() limits {

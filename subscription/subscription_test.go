@@ -81,9 +81,9 @@ type startSpool struct {
 }
 
 func (p startSpool) Held() map[dtx.Content]dtx.LSN { return nil }
-func (p startSpool) Batch() uint64                 { return 0 }
+func (p startSpool) LastApplied() apply.Record     { return apply.Record{} }
 func (p startSpool) Close() error                  { return p.s.call("close-spool") }
-func (p startSpool) Applied(uint64) error          { return nil }
+func (p startSpool) Applied(apply.Record) error    { return nil }
 func (p startSpool) Release([]dtx.Part) error      { return nil }
 
 type startStream struct{ s *startup }

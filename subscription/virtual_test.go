@@ -187,6 +187,7 @@ type vspool struct {
 
 	mu      sync.Mutex
 	batch   uint64
+	noted   bool // batch is what the target had
 	used    int64
 	parts   map[dtx.SpoolID]int64
 	exempt  map[dtx.Content]bool
@@ -221,14 +222,14 @@ func (s *vspool) write(ctx context.Context, c dtx.Content, p dtx.Part) error {
 // drop frees a part that was received and will be sent again.
 func (s *vspool) drop(p dtx.Part) { _ = s.Release([]dtx.Part{p}) }
 
-// Applied comes once per batch, before its parts are released.
-func (s *vspool) Applied(batch uint64) error {
+// Applied comes at the start and once per batch, before its parts are released.
+func (s *vspool) Applied(r apply.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if batch <= s.batch {
-		return s.ref.foul("batch %d is noted after batch %d", batch, s.batch)
+	if r.Token != vtoken || r.Batch <= s.batch && s.batch > 0 {
+		return s.ref.foul("batch %d of %q is noted after batch %d", r.Batch, r.Token, s.batch)
 	}
-	s.batch = batch
+	s.batch, s.noted = r.Batch, true
 	return nil
 }
 
@@ -238,6 +239,9 @@ func (s *vspool) Release(parts []dtx.Part) error {
 	for _, p := range parts {
 		if p.Spool == 0 {
 			continue
+		}
+		if !s.noted {
+			return s.ref.foul("part of gxid %d on content %d is released before the spool knows what the target has", p.GXID, p.Content)
 		}
 		n, ok := s.parts[p.Spool]
 		if !ok {

@@ -49,7 +49,7 @@ func (t *vtarget) Open(ctx context.Context) (apply.State, error) {
 	t.open = true
 	t.epoch++
 	return apply.State{
-		Initialized: t.streams != nil, Epoch: t.epoch, Batch: t.batch, Streams: slices.Clone(t.streams),
+		Initialized: t.streams != nil, Token: vtoken, Epoch: t.epoch, Batch: t.batch, Streams: slices.Clone(t.streams),
 		Positions: t.replica.PositionList(), Dedup: t.replica.DedupList(),
 	}, nil
 }
@@ -162,6 +162,9 @@ func (t *vtarget) restore(b backup) backup {
 	t.batch, t.replica, t.open = b.batch, b.replica.Clone(), false
 	return now
 }
+
+// vtoken belongs to the target's record.
+const vtoken = "token"
 
 // firstLSN is where every slot starts.
 const firstLSN = dtx.LSN(500)

@@ -388,16 +388,18 @@ func (s *spool) Held() map[dtx.Content]dtx.LSN {
 	return s.recovered.positions
 }
 
-// Batch is the last batch that an earlier life noted.
-func (s *spool) Batch() uint64 {
+// LastApplied is what an earlier life noted.
+func (s *spool) LastApplied() apply.Record {
 	if s.recovered == nil {
-		return 0
+		return apply.Record{}
 	}
-	return s.recovered.batch
+	return s.recovered.applied
 }
 
 // Applied notes a batch in a spool that is the only copy.
-func (s *spool) Applied(batch uint64) error { return s.SaveBatch(context.Background(), batch) }
+func (s *spool) Applied(r apply.Record) error {
+	return s.SaveBatch(context.Background(), r.Token, r.Batch)
+}
 
 func (s *spool) Open(p dtx.Part) (apply.RowIter, error) { return s.Spool.Open(p) }
 
