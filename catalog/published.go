@@ -43,6 +43,8 @@ type PublishedColumn struct {
 	Name     string
 	TypeOID  uint32
 	TypeName string // as format_type prints it
+	// Type describes a type that is not built in; else it is nil.
+	Type *router.Type
 	// Key marks a column of the replica identity, PrimaryKey one of the primary key.
 	Key, PrimaryKey bool
 	// Generated marks a generated column: it is not replicated.

@@ -24,9 +24,9 @@ const (
 	CompositeType
 )
 
-// Type describes a column type as far as hashing needs it. Built-in types are
-// known by OID (BuiltinType); the others are described by whoever read the
-// server's catalogue.
+// Type describes a column type. Built-in types are known by OID (BuiltinType); the
+// others are described by whoever read the server's catalogue. Hashing needs OID,
+// Kind, Elem and Fields; what else there is says what text such a type takes.
 type Type struct {
 	OID  uint32
 	Name string // as format_type prints it; used in errors
@@ -34,13 +34,23 @@ type Type struct {
 	// Elem is the base type of a domain, the element of an array, the subtype of
 	// a range and the range of a multirange.
 	Elem *Type
-	// Fields are the attributes of a composite type, dropped ones left out.
-	Fields []*Type
+	// ElemName is Elem as format_type prints it, with the modifier that a domain
+	// gives it. It is known of domains only.
+	ElemName string
+	// Fields are the types of a composite type's attributes, dropped ones left out;
+	// Attributes are their names and their types as format_type prints them.
+	Fields     []*Type
+	Attributes []Attribute
 	// Extension names the extension that owns the type, if any.
 	Extension string
 	// Nondeterministic is set where the type stands with a nondeterministic
 	// collation of its own: a range type's, or an attribute's of a composite type.
 	Nondeterministic bool
+}
+
+// Attribute is an attribute of a composite type.
+type Attribute struct {
+	Name, TypeName string
 }
 
 // Base looks through domains; nil where the type beneath is not known.

@@ -107,7 +107,11 @@ func readListed(ctx context.Context, coordinator string, conn *pgx.Conn, publica
 			return nil, err
 		}
 	}
-	return l, nil
+	tables := make([]*nodeTable, len(l.heap))
+	for i := range l.heap {
+		tables[i] = &l.heap[i].nodeTable
+	}
+	return l, describeTypes(ctx, conn, tables)
 }
 
 // readParts reads a table or its leaves.

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -137,6 +138,9 @@ const typesSQL = `SELECT t.oid, format_type(t.oid, NULL), t.typtype::text, t.typ
  ARRAY(SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
  coalesce((SELECT e.extname FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
   WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'), ''),
+ CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) ELSE '' END,
+ (SELECT coalesce(json_agg(json_build_object('Name', a.attname, 'TypeName', format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), 'null')
+  FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped)::text,
  coalesce((SELECT row_to_json(co)->>'collisdeterministic' = 'false' FROM pg_range r JOIN pg_collation co ON co.oid = r.rngcollation WHERE r.rngtypid = t.oid), false)
  FROM pg_type t WHERE t.oid = ANY ($1)`
 
@@ -173,7 +177,12 @@ func readTypes(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*
 		var kind string
 		var array bool
 		var l link
-		_, err = pgx.ForEachRow(rows, []any{&t.OID, &t.Name, &kind, &array, &l.elem, &l.fields, &t.Extension, &t.Nondeterministic}, func() error {
+		var attributes string
+		_, err = pgx.ForEachRow(rows, []any{&t.OID, &t.Name, &kind, &array, &l.elem, &l.fields, &t.Extension, &t.ElemName, &attributes, &t.Nondeterministic}, func() error {
+			t.Attributes = nil
+			if err := json.Unmarshal([]byte(attributes), &t.Attributes); err != nil {
+				return fmt.Errorf("attributes of type %s: %w", t.Name, err)
+			}
 			t.Kind = map[string]router.TypeKind{
 				"d": router.DomainType, "e": router.EnumType, "r": router.RangeType,
 				"m": router.MultirangeType, "c": router.CompositeType,

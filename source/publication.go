@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -31,6 +33,8 @@ type PublishedRelation struct {
 	Columns   []string `json:"columns"`
 	Hidden    []string `json:"hidden,omitempty"`
 	RowFilter string   `json:"row_filter,omitempty"`
+	// Types are what the types of columns that are not built in are made of, by column.
+	Types map[string]string `json:"types,omitempty"`
 }
 
 // Published describes what every node publishes, in order of content.
@@ -58,6 +62,12 @@ func (n *NodeFacts) published() NodePublication {
 		for _, c := range t.Columns {
 			if !c.Generated {
 				r.Columns = append(r.Columns, c.Name)
+			}
+			if d := catalog.Definition(c.Type); d != "" && !c.Generated {
+				if r.Types == nil {
+					r.Types = map[string]string{}
+				}
+				r.Types[c.Name] = c.TypeName + d
 			}
 		}
 		p.Tables = append(p.Tables, r)
@@ -116,6 +126,11 @@ func comparePublished(was, now *NodePublication) Problems {
 		for _, c := range w.Columns {
 			if slices.Contains(n.Hidden, c) {
 				add(w.Name, "column %q was replicated and is not published here any more: the column list was narrowed, or the column is generated now", c)
+			}
+		}
+		for _, c := range slices.Sorted(maps.Keys(w.Types)) {
+			if is := n.Types[c]; is != "" && is != w.Types[c] {
+				add(w.Name, "the type of column %q was %s and is %s: rows are read as other values on the target, or refused", c, w.Types[c], is)
 			}
 		}
 		for _, c := range w.Hidden {

@@ -44,14 +44,17 @@ func TestPublicationChanges(t *testing.T) {
 		{"row filter", func(c *cluster) {
 			c.on(2, "DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE acct WHERE (id > 1), dims")
 		}, []string{"content 2: table public.acct: its row filter was (none) and is ((id > 1))"}},
+		{"type", func(c *cluster) {
+			c.on(1, "ALTER TYPE pair DROP ATTRIBUTE a; ALTER TYPE pair ADD ATTRIBUTE a int")
+		}, []string{`content 1: table public.dims: the type of column "p" was public.pair[] (a integer, b integer) and is public.pair[] (b integer, a integer)`}},
 		{"generated", func(c *cluster) {
 			c.on(2, "ALTER TABLE acct DROP note, ADD note text GENERATED ALWAYS AS (id::text) STORED")
 		}, []string{`content 2: table public.acct: column "note" was replicated`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c.t = t
-			c.all(`DROP PUBLICATION IF EXISTS p; DROP TABLE IF EXISTS acct, dims, other, stale;
-				CREATE TABLE acct (id int PRIMARY KEY, note text); CREATE TABLE dims (k text PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES`)
+			c.all(`DROP PUBLICATION IF EXISTS p; DROP TABLE IF EXISTS acct, dims, other, stale; DROP TYPE IF EXISTS pair; CREATE TYPE pair AS (a int, b int);
+				CREATE TABLE acct (id int PRIMARY KEY, note text); CREATE TABLE dims (k text PRIMARY KEY, p pair[]); CREATE PUBLICATION p FOR ALL TABLES`)
 			var was []NodePublication
 			for _, n := range c.cfg.Nodes {
 				p, err := readPublished(c.ctx(), &c.cfg, n)

@@ -13,6 +13,7 @@ import (
 	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
+	"cbrepl/router"
 )
 
 // policySchema holds cbrepl's own tables on a source.
@@ -22,8 +23,6 @@ const policySchema = "cbrepl"
 type nodeTable struct {
 	catalog.PublishedTable
 	oid uint32
-	// digest covers column names, types and identity: it is equal on all nodes.
-	digest string
 	// primaryKey is the key in key order.
 	primaryKey []string
 	// hidden are columns that are not replicated: left out by the publication's
@@ -131,7 +130,46 @@ func (p *probe) readPublication(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	p.facts.tables = slices.DeleteFunc(p.facts.tables, func(t nodeTable) bool { return t.Schema == policySchema })
+	list := make([]*nodeTable, len(p.facts.tables))
+	for i := range p.facts.tables {
+		list[i] = &p.facts.tables[i]
+	}
+	return describeTypes(ctx, conn, list)
+}
+
+// describeTypes reads what the columns' types that are not built in are made of.
+func describeTypes(ctx context.Context, conn *pgx.Conn, tables []*nodeTable) error {
+	var oids []uint32
+	for _, t := range tables {
+		for _, c := range t.Columns {
+			if _, builtin := router.BuiltinType(c.TypeOID); !builtin {
+				oids = append(oids, c.TypeOID)
+			}
+		}
+	}
+	types, err := readTypes(ctx, conn, oids)
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		for i := range t.Columns {
+			c := &t.Columns[i]
+			if _, builtin := router.BuiltinType(c.TypeOID); !builtin {
+				c.Type = types[c.TypeOID]
+			}
+		}
+	}
 	return nil
+}
+
+// description covers column names, types and identity: it is equal on all nodes.
+func (t *nodeTable) description() string {
+	list := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		list[i] = c.Name + " " + c.TypeName + catalog.Definition(c.Type)
+	}
+	slices.Sort(list) // columns may be in another order on another node
+	return strings.Join(list, ", ") + "; replica identity " + identityName(t.Identity)
 }
 
 func scanTable(row pgx.CollectableRow) (nodeTable, error) {
@@ -155,7 +193,6 @@ func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 
 // setColumns fills in what of a table's columns is published; names nil is all.
 func (t *nodeTable) setColumns(all []columnJSON, names []string) {
-	var digest []string
 	pk := map[int]string{}
 	for _, c := range all {
 		if c.PK >= 0 {
@@ -172,13 +209,10 @@ func (t *nodeTable) setColumns(all []columnJSON, names []string) {
 		t.Columns = append(t.Columns, catalog.PublishedColumn{
 			Name: c.Name, TypeOID: c.OID, TypeName: c.Type, Key: c.Key, PrimaryKey: c.PK >= 0, Generated: c.Generated,
 		})
-		digest = append(digest, c.Name+" "+c.Type)
 	}
 	for _, i := range slices.Sorted(maps.Keys(pk)) {
 		t.primaryKey = append(t.primaryKey, pk[i])
 	}
-	slices.Sort(digest) // columns may stand in another order on another node
-	t.digest = strings.Join(digest, ", ") + "; replica identity " + identityName(t.Identity)
 }
 
 func identityName(i pgoutput.ReplicaIdentity) string {
@@ -298,12 +332,13 @@ func compareTables(f *Facts) Problems {
 		have := map[string]bool{}
 		for _, t := range n.tables {
 			have[t.String()] = true
-			switch w := want[t.String()]; {
+			w := want[t.String()]
+			switch {
 			case w == nil:
 				add(t.String(), "it is published here, but not on the coordinator",
 					"Publish the same tables on every node")
-			case w.digest != t.digest:
-				add(t.String(), fmt.Sprintf("it differs from the coordinator's: here (%s), there (%s)", t.digest, w.digest),
+			case w.description() != t.description():
+				add(t.String(), fmt.Sprintf("it differs from the coordinator's: here (%s), there (%s)", t.description(), w.description()),
 					"Give the table the same published columns and replica identity on every node")
 			}
 		}

@@ -6,10 +6,12 @@ import (
 
 	"cbrepl/apply/conformance"
 	"cbrepl/apply/ledger"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/lab"
 	"cbrepl/lab/clustertest"
+	"cbrepl/router"
 )
 
 // Tables that rows cannot be written to are refused by name, all at once.
@@ -46,6 +48,29 @@ func TestRefusedColumns(t *testing.T) {
 	w.exec(`ALTER TABLE $S.a ALTER v TYPE text`)
 	err = w.target().Check(testCtx(t))
 	dtxtest.WantError(t, err, dtx.ClassStop, `"w" is missing`, `"extra" exists on the target only`)
+}
+
+// A type of the same name that is made of other things than the source's is refused.
+func TestTypesOfOneName(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`CREATE TYPE $S.pair AS (b integer, a integer); CREATE TABLE $S.t (id bigint PRIMARY KEY, p $S.pair) DISTRIBUTED BY (id)`)
+	src := w.table("t", []string{"id"}, "id bigint", "p text").Source()
+	integer, _ := router.BuiltinType(23)
+	src.Columns[1].TypeName = w.schema + ".pair"
+	src.Columns[1].Type = &router.Type{
+		Name: w.schema + ".pair", Kind: router.CompositeType, Fields: []*router.Type{integer, integer},
+		Attributes: []router.Attribute{{Name: "a", TypeName: "integer"}, {Name: "b", TypeName: "integer"}},
+	}
+	w.opts.Tables = []catalog.PublishedTable{src}
+	if err := Prepare(testCtx(t), w.opts); err != nil {
+		t.Fatal(err)
+	}
+	err := w.target().Check(testCtx(t))
+	dtxtest.WantError(t, err, dtx.ClassStop, `column "p" is `+w.schema+".pair", "are (a, b) and (b, a)")
+	w.exec("ALTER TYPE $S.pair DROP ATTRIBUTE b, ADD ATTRIBUTE b integer")
+	if err := w.target().Check(testCtx(t)); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNotPrepared(t *testing.T) {

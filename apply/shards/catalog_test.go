@@ -378,3 +378,36 @@ func sep(dsn string) string {
 	}
 	return "?"
 }
+
+// A type of the same name that is made of other things than the source's is refused:
+// rows would be read as other values.
+func TestTypesOfOneName(t *testing.T) {
+	coordinator, dbs := sharedDatabases(t, 1)
+	o := testOptions(coordinator, dbs)
+	if err := Prepare(testCtx(t), o); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, dbs[0], `CREATE SCHEMA app; CREATE TYPE app.pair AS (b int, a int); CREATE DOMAIN app.price AS numeric(8, 1);
+		CREATE TABLE app.t (id int PRIMARY KEY, p app.pair[], n app.price)`)
+	execSQL(t, coordinator, policySQL("t", "hash", "{id}", 1))
+	src := sourceTable("t", "id integer", "p app.pair[]", "n app.price")
+	integer, _ := router.BuiltinType(23)
+	numeric, _ := router.BuiltinType(1700)
+	src.Columns[1].Type = &router.Type{Name: "app.pair[]", Kind: router.ArrayType, Elem: &router.Type{
+		Name: "app.pair", Kind: router.CompositeType, Fields: []*router.Type{integer, integer},
+		Attributes: []router.Attribute{{Name: "a", TypeName: "integer"}, {Name: "b", TypeName: "integer"}},
+	}}
+	src.Columns[2].Type = &router.Type{Name: "app.price", Kind: router.DomainType, Elem: numeric, ElemName: "numeric(10,2)"}
+	o.Tables = []catalog.PublishedTable{src}
+	tg, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeTarget(t, tg)
+	_, err = tg.Open(testCtx(t))
+	dtxtest.WantError(t, err, dtx.ClassStop, "table app.t", `column "p" is app.pair[]`, "are (a, b) and (b, a)",
+		`column "n" is app.price`, "the domains are over numeric(10,2) and numeric(8,1)")
+	execSQL(t, dbs[0], `ALTER TYPE app.pair DROP ATTRIBUTE b, ADD ATTRIBUTE b int; ALTER TABLE app.t ALTER n TYPE numeric(10, 2); DROP DOMAIN app.price;
+		CREATE DOMAIN app.price AS numeric(10, 2); ALTER TABLE app.t ALTER n TYPE app.price`)
+	openUntil(t, tg)
+}

@@ -53,7 +53,7 @@ func CheckTypes(op, hint string, src *catalog.PublishedTable, t *catalog.Table) 
 			})
 			continue
 		}
-		ok, why := t.Columns[c].Takes(col.TypeName)
+		ok, why := t.Columns[c].TakesType(col.TypeName, col.Type)
 		if !ok {
 			errs = append(errs, &dtx.Error{
 				Op: op, Relation: t.String(), Hint: hint, Class: dtx.ClassStop,

@@ -1,6 +1,7 @@
 package pgside
 
 import (
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ type typeRow struct {
 	baseName, extension string
 	notNull, hasDefault bool
 	fields              []uint32
+	attributes          []router.Attribute
 	// castVia and printVia are as in catalog.Column; noVia when no way is known to
 	// call the type's input or output function.
 	castVia, printVia string
@@ -69,6 +71,8 @@ func typesSQL(multiranges bool) string {
 		       array_to_string(ARRAY(SELECT a.atttypid FROM pg_attribute a
 		                             WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 		                             ORDER BY a.attnum), ','),
+		       (SELECT coalesce(json_agg(json_build_object('Name', a.attname, 'TypeName', format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), 'null')
+		        FROM pg_attribute a WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
 		       ` + viaSQL("v.via", "t.oid", castVia) + `, ` + viaSQL("t.oid", "v.via", printVia) + `
 		FROM pg_type t
 		JOIN pg_namespace s ON s.oid = t.typnamespace
@@ -78,7 +82,7 @@ func typesSQL(multiranges bool) string {
 		WHERE t.oid = ANY ($1::oid[])`
 }
 
-func parseTypeRow(r [][]byte) *typeRow {
+func parseTypeRow(r [][]byte) (*typeRow, error) {
 	t := &typeRow{
 		name: string(r[1]), qualified: string(r[2]), kind: string(r[3]),
 		elem: OID(r[4]), base: OID(r[5]), rangeSubtype: OID(r[6]), multirangeOf: OID(r[7]),
@@ -87,8 +91,11 @@ func parseTypeRow(r [][]byte) *typeRow {
 	for _, f := range SplitList(r[12]) {
 		t.fields = append(t.fields, OID([]byte(f)))
 	}
-	t.castVia, t.printVia = string(r[13]), string(r[14])
-	return t
+	t.castVia, t.printVia = string(r[14]), string(r[15])
+	if err := json.Unmarshal(r[13], &t.attributes); err != nil {
+		return nil, fmt.Errorf("attributes of type %s: %w", t.name, err)
+	}
+	return t, nil
 }
 
 // ReadTypes describes types, by OID, with everything they are made of. query runs
@@ -111,7 +118,10 @@ func ReadTypes(op, where string, types []uint32, multiranges bool, query func(sq
 		}
 		got := make([]*typeRow, 0, len(rows))
 		for _, r := range rows {
-			t := parseTypeRow(r)
+			t, err := parseTypeRow(r)
+			if err != nil {
+				return nil, err
+			}
 			found[OID(r[0])] = t
 			got = append(got, t)
 		}
@@ -184,7 +194,7 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 	sub := func(oid uint32) *router.Type { return routerType(oid, found, depth+1) }
 	switch {
 	case t.kind == "d":
-		out.Kind, out.Elem = router.DomainType, sub(t.base)
+		out.Kind, out.Elem, out.ElemName = router.DomainType, sub(t.base), t.baseName
 	case t.kind == "e":
 		out.Kind = router.EnumType
 	case t.kind == "r":
@@ -192,7 +202,7 @@ func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
 	case t.kind == "m":
 		out.Kind, out.Elem = router.MultirangeType, sub(t.multirangeOf)
 	case t.kind == "c":
-		out.Kind = router.CompositeType
+		out.Kind, out.Attributes = router.CompositeType, t.attributes
 		for _, f := range t.fields {
 			out.Fields = append(out.Fields, sub(f))
 		}
