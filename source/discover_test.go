@@ -172,8 +172,8 @@ func realCluster(t *testing.T, dsn string) {
 			continue
 		}
 		p := probe{cfg: &Config{}, node: Node{Content: n.Content + 1}}
-		if p.rightContent(ctx, conn) || len(p.problems) != 1 || !strings.Contains(p.problems[0].Found, fmt.Sprintf("holds content %d of its cluster", n.Content)) {
-			t.Errorf("another content's server: %v", p.problems)
+		if p.rightContent(ctx, conn) || len(p.findings) != 1 || !strings.Contains(p.findings[0].Found, fmt.Sprintf("holds content %d of its cluster", n.Content)) {
+			t.Errorf("another content's server: %v", p.findings)
 		}
 		if is, ok, err := contentOf(ctx, conn); err != nil || !ok || is != n.Content {
 			t.Errorf("content %d: the server says %d, %t, %v", n.Content, is, ok, err)

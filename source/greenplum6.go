@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 )
 
@@ -31,7 +32,7 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 		return
 	}
 	defer closeConn(conn)
-	if !p.rightContent(ctx, conn) {
+	if !p.describe(ctx, conn) {
 		return
 	}
 	var st serverSettings
@@ -42,11 +43,11 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 		return
 	}
 	if !strings.Contains(version, "Greenplum Database 6") {
-		p.add(Problem{Found: fmt.Sprintf("the server is %s, want Greenplum 6", version), Remedy: "Correct its connection string, or source.kind"})
+		p.add(check.Finding{Found: fmt.Sprintf("the server is %s, want Greenplum 6", version), Remedy: "Correct its connection string, or source.kind"})
 		return
 	}
-	good := p.checkSettings(&st)
-	if !p.library(ctx, conn, preloaded) || !good {
+	streams := p.checkSettings(&st)
+	if !p.library(ctx, conn, preloaded) {
 		return
 	}
 	if p.node.Content == dtx.Coordinator {
@@ -60,7 +61,13 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 			return
 		}
 	}
-	p.replication(ctx)
+	p.facts.read = true
+	if !st.recovery {
+		p.heldLog(ctx, conn)
+	}
+	if streams {
+		p.replication(ctx)
+	}
 }
 
 // library checks plugin cbrepl_source on this node. It reports whether looking on
@@ -71,14 +78,14 @@ func (p *probe) library(ctx context.Context, conn *pgx.Conn, preloaded string) b
 	var pe *pgconn.PgError
 	switch {
 	case errors.As(err, &pe) && (pe.Code == "3F000" || pe.Code == "42883"): // no schema, no function
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  "extension cbrepl_source is not in this database",
 			Remedy: "Install the library on every host (make install in plugin/cbrepl_source), then run on the coordinator",
 			SQL:    []string{"CREATE EXTENSION cbrepl_source"},
 		})
 		return false
 	case errors.As(err, &pe) && pe.Code == "58P01": // no such file
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  "the library of extension cbrepl_source is missing on this node: " + pe.Message,
 			Remedy: "Install it on this node's host: make install in plugin/cbrepl_source, with this cluster's pg_config",
 		})
@@ -87,7 +94,7 @@ func (p *probe) library(ctx context.Context, conn *pgx.Conn, preloaded string) b
 		p.fail("check plugin cbrepl_source", err)
 		return false
 	case version != PluginVersion:
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("the library cbrepl_source has version %s, want %s", version, PluginVersion),
 			Remedy: "Install the version that came with this cbrepl on every host, and restart the cluster",
 		})
@@ -98,7 +105,7 @@ func (p *probe) library(ctx context.Context, conn *pgx.Conn, preloaded string) b
 			return true
 		}
 	}
-	p.add(Problem{
+	p.add(check.Finding{
 		Found:  fmt.Sprintf("shared_preload_libraries is %q, without cbrepl_source: TRUNCATE would be missing in the stream", preloaded),
 		Remedy: "Add it on every node (gpconfig -c shared_preload_libraries -v ..., the libraries that are there included) and restart the cluster",
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/source/stream/repl"
@@ -56,7 +57,7 @@ const entriesSQL = `SELECT coalesce(n.nspname, ''), coalesce(c.relname, ''), coa
 
 // partsSQL lists a table or, of a partitioned one, its leaves. A partition's key
 // columns are found as the server does it: from its own index.
-const partsSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relstorage::text, c.relreplident::text,
+const partsSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, CASE c.relpersistence WHEN 'u' THEN 'u' ELSE c.relstorage::text END, c.relreplident::text,
  CASE WHEN c.oid = $1::oid THEN '' ELSE rn.nspname || '.' || r.relname END,
  EXISTS (SELECT 1 FROM pg_constraint x WHERE x.condeferrable AND x.contype IN ('p', 'u', 'x') AND x.conrelid = c.oid),
  coalesce(pk.indkey::text, ''), coalesce(k.indkey::text, ''),
@@ -164,8 +165,8 @@ func scanListed(row pgx.CollectableRow) (listedTable, error) {
 }
 
 // fault is what keeps a listed table from being streamed, nil when nothing does.
-func (e *entry) fault() *Problem {
-	p := &Problem{Relation: e.String()}
+func (e *entry) fault() *check.Finding {
+	p := &check.Finding{Relation: e.String()}
 	const publish = "cbrepl source unpublish and cbrepl source publish, after a new initial copy of the table"
 	switch {
 	case e.nowName == "" && e.sameName == 0:
@@ -192,7 +193,7 @@ func (l *listed) tables(p *probe) []nodeTable {
 		}
 	}
 	if len(l.entries) == 0 {
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("publication %s has no table", pub),
 			Remedy: "Publish the tables that are to be replicated: cbrepl source publish -c FILE SCHEMA.TABLE ...",
 		})
@@ -201,14 +202,17 @@ func (l *listed) tables(p *probe) []nodeTable {
 	out := make([]nodeTable, len(l.heap))
 	for i, t := range l.heap {
 		out[i] = t.nodeTable
+		if !t.identified() {
+			out[i].noIdentity = []string{t.sqlName()}
+		}
 		decoded[t.String()] = true
 	}
 	for _, name := range p.cfg.CopyOnly {
 		switch {
 		case decoded[name]:
-			p.add(Problem{Relation: name, Found: "source.copy_only names it, but it is a heap table: its changes are in the stream", Remedy: "Take it out of source.copy_only"})
+			p.add(check.Finding{Relation: name, Found: "source.copy_only names it, but it is a heap table: its changes are in the stream", Remedy: "Take it out of source.copy_only"})
 		case !slices.ContainsFunc(l.other, func(t listedTable) bool { return t.named(name) }):
-			p.add(Problem{
+			p.add(check.Finding{
 				Relation: name, Found: fmt.Sprintf("source.copy_only names it, but publication %s does not hold it", pub),
 				Remedy: "Correct the name (schema.table), or publish it: cbrepl source publish",
 			})
@@ -218,7 +222,7 @@ func (l *listed) tables(p *probe) []nodeTable {
 		if slices.ContainsFunc(p.cfg.CopyOnly, t.named) {
 			continue
 		}
-		p.add(Problem{
+		p.add(check.Finding{
 			Relation: t.String(),
 			Found:    fmt.Sprintf("it is %s, which the server does not decode: its changes would be missing on the target, not late", notDecoded(t.relkind, t.relstorage, "")),
 			Remedy:   "Name it in source.copy_only (only copies take it, and status says so), take it out of the list by cbrepl source unpublish, or store it as heap",

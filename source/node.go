@@ -41,6 +41,9 @@ type Config struct {
 	// SlotWait is how long a slot in use is waited for: a daemon that was killed
 	// leaves it in use until the server notices. Default 15 s; -1 does not wait.
 	SlotWait time.Duration
+	// Running says that the subscription's own daemon runs: that its slot is in use is
+	// as it should be.
+	Running bool
 	// CreateTimeout bounds making the slots: a server makes one once the
 	// transactions that are running have ended. Default 60 s.
 	CreateTimeout time.Duration

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/router"
 )
@@ -218,10 +219,10 @@ func readTypes(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*
 // withPolicies joins the coordinator's published tables with their policies. A
 // partition that is published under its own name may have the policy of its
 // root.
-func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]catalog.PublishedTable, Problems) {
-	var ps Problems
+func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]catalog.PublishedTable, check.Findings) {
+	var ps check.Findings
 	add := func(table, found, remedy string, sql ...string) {
-		ps = append(ps, Problem{Content: dtx.AtContent(dtx.Coordinator), Relation: table, Found: found, Remedy: remedy, SQL: sql})
+		ps = append(ps, check.Finding{Content: dtx.AtContent(dtx.Coordinator), Relation: table, Found: found, Remedy: remedy, SQL: sql})
 	}
 	pubs := f.Nodes[0].tables
 	if policies == nil && len(pubs) > 0 {
@@ -245,9 +246,9 @@ func withPolicies(cfg *Config, f *Facts, policies []policyRow) ([]catalog.Publis
 			add(t.String(), "it has no distribution policy", "Describe it there, by its own key if this is not it", insertPolicySQL(&pt, cfg.segments()))
 			continue
 		}
-		policy, problem := p.compile(&t, cfg.segments())
-		if problem != nil {
-			add(t.String(), problem.Found, problem.Remedy)
+		policy, wrong := p.compile(&t, cfg.segments())
+		if wrong != nil {
+			add(t.String(), wrong.Found, wrong.Remedy)
 			continue
 		}
 		t.Policy = policy
@@ -277,10 +278,10 @@ func joinQuoted(ss []string) string {
 }
 
 // compile turns a catalogue row into a policy.
-func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Policy, *Problem) {
+func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Policy, *check.Finding) {
 	out := router.Policy{NumSegments: p.numSegments}
 	if p.numSegments < 1 || p.numSegments > segments {
-		return out, &Problem{
+		return out, &check.Finding{
 			Found:  fmt.Sprintf("its policy spreads it over %d segments, but %d segments are listed", p.numSegments, segments),
 			Remedy: "List every primary segment of the source; if the cluster was expanded or shrunk, a new initial copy is needed",
 		}
@@ -293,14 +294,14 @@ func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Pol
 	case "hash":
 		out.Kind = router.Hash
 		if len(p.columns) == 0 {
-			return out, &Problem{Found: "its policy is hash, but names no column", Remedy: "Name the distribution key in " + ownPolicies}
+			return out, &check.Finding{Found: "its policy is hash, but names no column", Remedy: "Name the distribution key in " + ownPolicies}
 		}
 		for _, c := range p.columns {
 			if c.typ == nil {
-				return out, &Problem{Found: fmt.Sprintf("its policy names column %q, which it does not have", c.name), Remedy: "Correct the policy in " + ownPolicies}
+				return out, &check.Finding{Found: fmt.Sprintf("its policy names column %q, which it does not have", c.name), Remedy: "Correct the policy in " + ownPolicies}
 			}
 			if t.ColumnList && !t.HasColumn(c.name) {
-				return out, &Problem{
+				return out, &check.Finding{
 					Found:  fmt.Sprintf("its publication leaves out distribution key column %q", c.name),
 					Remedy: "Add the column to the publication's column list on every node",
 				}
@@ -308,7 +309,7 @@ func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Pol
 			out.Columns = append(out.Columns, router.Column{Name: c.name, Type: c.typ, Opclass: c.opclass, Nondeterministic: c.nondeterministic})
 		}
 	default:
-		return out, &Problem{Found: fmt.Sprintf("its policy is of kind %q, want hash, random or replicated", p.kind), Remedy: "Correct the policy in " + ownPolicies}
+		return out, &check.Finding{Found: fmt.Sprintf("its policy is of kind %q, want hash, random or replicated", p.kind), Remedy: "Correct the policy in " + ownPolicies}
 	}
 	return out, nil
 }

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/catalog"
+	"cbrepl/check"
+	serverprobe "cbrepl/check/probe"
 	"cbrepl/dtx"
 	"cbrepl/logkey"
 	"cbrepl/source/stream/repl"
@@ -24,13 +26,17 @@ type NodeFacts struct {
 	// Encoding is the database's.
 	Encoding string
 
+	// read is set once the catalogue was read: what follows is known.
+	read     bool
+	hasSlot  bool   // the configured slot exists
 	instance string // the running server: start time, port, system identifier
+	cluster  bool   // the server is one of a Cloudberry or Greenplum cluster
 	tables   []nodeTable
 	listed   *listed // the publication of a Greenplum 6 source, on its coordinator
 	// publication reports that it exists, leftOut which kinds of changes it leaves
-	// out.
-	publication bool
-	leftOut     []string
+	// out, allTables that it is FOR ALL TABLES.
+	publication, allTables bool
+	leftOut                []string
 }
 
 // Facts is what preflight has found out. Nodes stand in order of content.
@@ -62,19 +68,31 @@ func (f *Facts) Missing() []dtx.Content {
 // parallel bounds the nodes that are looked at together.
 const parallel = 8
 
-// Preflight checks every node of the source and reads what is published. It
-// changes nothing. All problems are reported together (Problems), each with
-// its remedy. Slots must exist on all nodes or, with create, on none.
+// Preflight is Check that fails with all errors among the findings together.
 func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
+	f, r, err := Check(ctx, cfg, create)
+	if err == nil {
+		err = r.Err("check source")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Check looks at every node of the source and reads what is published. It changes
+// nothing. Slots must exist on all nodes or, with create, on none. The report holds
+// everything that was found, the facts what is known; the error is that of a
+// configuration that cannot be read, or the context's.
+func Check(ctx context.Context, cfg Config, create bool) (*Facts, check.Report, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
-		return nil, err
+		return nil, check.Report{}, err
 	}
 	nodes := slices.Clone(cfg.Nodes)
 	slices.SortFunc(nodes, func(a, b Node) int { return int(a.Content) - int(b.Content) })
 	f := &Facts{Nodes: make([]NodeFacts, len(nodes))}
-	found := make([]Problems, len(nodes))
-	var policies []policyRow
+	probes := make([]*probe, len(nodes))
 	var g errgroup.Group
 	g.SetLimit(parallel)
 	for i, n := range nodes {
@@ -87,40 +105,39 @@ func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 			} else {
 				p.run(ctx)
 			}
-			f.Nodes[i], found[i] = p.facts, p.problems
-			if n.Content == dtx.Coordinator {
-				policies = p.policies
-			}
+			f.Nodes[i], probes[i] = p.facts, p
 			return nil
 		})
 	}
-	_ = g.Wait() // findings are in found
+	_ = g.Wait() // findings are in probes
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, check.Report{}, err
 	}
-	var ps Problems
-	reached := true
-	for i := range found {
-		ps = append(ps, found[i]...)
-		reached = reached && f.Nodes[i].Server.Version != 0
-	}
-	if reached { // comparing nodes needs all of them
-		ps = append(ps, slotProblems(&cfg, f, create)...)
-		ps = append(ps, identityProblems(f)...)
-		if cfg.Kind == Greenplum6 {
-			f.StreamOptions, f.CopyOnly = f.Nodes[0].listed.streamOptions(), f.Nodes[0].listed.copyOnly()
-		} else {
-			ps = append(ps, missingPublications(&cfg, f)...)
-			ps = append(ps, compareTables(f)...)
+	var r check.Report
+	for _, p := range probes {
+		r.Findings = append(r.Findings, p.findings...)
+		if p.server != nil {
+			r.Servers = append(r.Servers, *p.server)
 		}
-		tables, tp := withPolicies(&cfg, f, policies)
+	}
+	r.Findings = append(r.Findings, slotFindings(&cfg, f, create)...)
+	r.Findings = append(r.Findings, identityFindings(f)...)
+	if cfg.Kind == Greenplum6 {
+		f.StreamOptions, f.CopyOnly = f.Nodes[0].listed.streamOptions(), f.Nodes[0].listed.copyOnly()
+	} else {
+		r.Findings = append(r.Findings, missingPublications(&cfg, f)...)
+		r.Findings = append(r.Findings, compareTables(&cfg, f)...)
+	}
+	if f.Nodes[0].read {
+		tables, fs := withPolicies(&cfg, f, probes[0].policies)
 		f.Tables = tables
-		ps = append(ps, tp...)
+		r.Findings = append(r.Findings, fs...)
+		r.Findings = append(r.Findings, describeTables(f)...)
 	}
-	if err := ps.err("check source"); err != nil {
-		return nil, err
+	for i := range r.Findings {
+		r.Findings[i].Side = check.Source
 	}
-	return f, nil
+	return f, r, nil
 }
 
 // probe looks at one node.
@@ -129,17 +146,18 @@ type probe struct {
 	node     Node
 	create   bool
 	facts    NodeFacts
-	problems Problems
+	server   *check.Server // nil as long as it has not answered
+	findings check.Findings
 	policies []policyRow
 }
 
-func (p *probe) add(pr Problem) {
-	pr.Content = dtx.AtContent(p.node.Content)
-	p.problems = append(p.problems, pr)
+func (p *probe) add(f check.Finding) {
+	f.Content = dtx.AtContent(p.node.Content)
+	p.findings = append(p.findings, f)
 }
 
 func (p *probe) fail(op string, err error) {
-	p.problems = append(p.problems, problemOf(p.node.Content, repl.Fault(op, p.node.Content, p.cfg.Slot, p.cfg.Publication, err)))
+	p.findings = append(p.findings, findingOf(p.node.Content, repl.Fault(op, p.node.Content, p.cfg.Slot, p.cfg.Publication, err)))
 }
 
 // minVersion: pgoutput sends logical messages from PostgreSQL 14 on.
@@ -159,16 +177,20 @@ func (p *probe) run(ctx context.Context) {
 		p.fail("check source", err)
 		return
 	}
-	if !p.rightContent(ctx, conn) {
+	if !p.describe(ctx, conn) {
 		return
 	}
 	if version < minVersion {
-		p.add(Problem{Found: fmt.Sprintf("server version is %s; its pgoutput sends no logical messages, which came with PostgreSQL 14", text)})
+		p.add(check.Finding{Found: fmt.Sprintf("server version is %s; its pgoutput sends no logical messages, which came with PostgreSQL 14", text)})
 		return
 	}
-	if p.twoPhaseMissing(version, text) || !p.settings(ctx, conn) {
+	p.twoPhaseMissing(version, text)
+	var st serverSettings
+	if err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot).Scan(st.fields(&p.facts)...); err != nil {
+		p.fail("check source", err)
 		return
 	}
+	streams := p.checkSettings(&st)
 	if err := p.publication(ctx, conn); err != nil {
 		p.fail("read publication", err)
 		return
@@ -179,7 +201,28 @@ func (p *probe) run(ctx context.Context) {
 			return
 		}
 	}
-	p.replication(ctx)
+	p.facts.read = true
+	if !st.recovery {
+		p.heldLog(ctx, conn)
+	}
+	if streams {
+		p.replication(ctx)
+	}
+}
+
+// describe reads what the server says of itself. It reports whether it is the
+// server that it should be, so that looking on makes sense.
+func (p *probe) describe(ctx context.Context, conn *pgx.Conn) bool {
+	if !p.rightContent(ctx, conn) {
+		return false
+	}
+	s, err := serverprobe.Server(ctx, conn.PgConn(), check.Source, p.node.Content)
+	if err != nil {
+		p.fail("check source", err)
+		return false
+	}
+	p.server = &s
+	return true
 }
 
 // rightContent refuses a cluster's server of another content.
@@ -189,25 +232,25 @@ func (p *probe) rightContent(ctx context.Context, conn *pgx.Conn) bool {
 		p.fail("check source", err)
 		return false
 	}
+	p.facts.cluster = ok
 	if !ok || is == p.node.Content {
 		return true
 	}
-	p.add(Problem{
+	p.add(check.Finding{
 		Found:  fmt.Sprintf("the server holds content %d of its cluster, not content %d", is, p.node.Content),
 		Remedy: "Correct its connection string, or the rule of source.addresses that leads there",
 	})
 	return false
 }
 
-func (p *probe) twoPhaseMissing(version int, text string) bool {
+func (p *probe) twoPhaseMissing(version int, text string) {
 	if !p.cfg.twoPhase(p.node) || version >= 150000 {
-		return false
+		return
 	}
-	p.add(Problem{
+	p.add(check.Finding{
 		Found:  fmt.Sprintf("server version is %s; its pgoutput does not decode transactions at PREPARE, which came with PostgreSQL 15", text),
 		Remedy: "Set two_phase to false; segments must then emit part messages",
 	})
-	return true
 }
 
 const settingsSQL = `SELECT pg_postmaster_start_time()::text || '/' || current_setting('port') || '/' ||
@@ -218,73 +261,63 @@ const settingsSQL = `SELECT pg_postmaster_start_time()::text || '/' || current_s
  (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user), quote_ident(current_user),
  EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`
 
-// settings checks the server as a whole. It reports whether looking on makes
-// sense.
-func (p *probe) settings(ctx context.Context, conn *pgx.Conn) bool {
-	var st serverSettings
-	err := conn.QueryRow(ctx, settingsSQL, p.cfg.Slot).Scan(st.fields(&p.facts)...)
-	if err != nil {
-		p.fail("check source", err)
-		return false
-	}
-	return p.checkSettings(&st)
-}
-
 // serverSettings are those of a source server of any kind.
 type serverSettings struct {
-	walLevel, role                     string
-	recovery, mayReplicate, slotExists bool
-	maxSlots, slots, maxSenders, busy  int
+	walLevel, role                    string
+	recovery, mayReplicate            bool
+	maxSlots, slots, maxSenders, busy int
 }
 
 // fields are where a query's first columns go, in order.
 func (s *serverSettings) fields(f *NodeFacts) []any {
 	return []any{
 		&f.instance, &s.walLevel, &f.Encoding, &s.recovery, &s.maxSlots, &s.slots, &s.maxSenders, &s.busy,
-		&s.mayReplicate, &s.role, &s.slotExists,
+		&s.mayReplicate, &s.role, &f.hasSlot,
 	}
 }
 
-// checkSettings reports whether looking on makes sense.
+// checkSettings reports whether a replication connection can be opened.
 func (p *probe) checkSettings(s *serverSettings) bool {
-	good := true
-	fatal := func(pr Problem) { p.add(pr); good = false }
+	streams := true
+	fatal := func(f check.Finding) { p.add(f); streams = false }
 	if s.recovery {
-		fatal(Problem{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
+		fatal(check.Finding{Found: "the server is a standby", Remedy: "Give the address of the primary of this content"})
 	}
 	if s.walLevel != "logical" {
-		fatal(Problem{
+		fatal(check.Finding{
 			Found: fmt.Sprintf("wal_level is %s, want logical", s.walLevel), Remedy: "Run there",
 			SQL: []string{"ALTER SYSTEM SET wal_level = 'logical'"}, Restart: true,
 		})
 	}
 	if p.facts.Encoding != "UTF8" {
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("the database has encoding %s, want UTF8: text of another encoding would not hash to the same segment", p.facts.Encoding),
 			Remedy: "There is no remedy but a database of encoding UTF8",
 		})
 	}
 	if !s.mayReplicate {
-		fatal(Problem{
+		fatal(check.Finding{
 			Found: fmt.Sprintf("role %s may not replicate", s.role), Remedy: "Run there as a superuser",
 			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", s.role)},
 		})
 	}
-	if !s.slotExists && s.slots >= s.maxSlots {
-		p.add(Problem{
+	if !p.facts.hasSlot && s.slots >= s.maxSlots {
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", s.maxSlots),
 			Remedy: "Drop a slot that nobody needs, or run there",
 			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", s.slots+4)}, Restart: true,
 		})
 	}
-	if s.busy >= s.maxSenders {
-		fatal(Problem{
+	if s.busy >= s.maxSenders && p.cfg.Running {
+		streams = false // its own connections are among them
+	} else if s.busy >= s.maxSenders {
+		fatal(check.Finding{
 			Found:  fmt.Sprintf("all %d WAL senders (max_wal_senders) are taken", s.maxSenders),
 			Remedy: "End a replication connection that nobody needs, or run there",
 			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_wal_senders = %d", s.busy+4)}, Restart: true,
 		})
 	}
-	return good
+	return streams
 }
 
 // replication opens a replication connection: identity and slot.
@@ -306,27 +339,27 @@ func (p *probe) replication(ctx context.Context) {
 	}
 	p.facts.Slot = &s
 	if p.create {
-		return // slotProblems says that it should not be there
+		return // slotFindings says that it should not be there
 	}
 	if _, err := c.CheckSlot(ctx, 0); err != nil {
 		p.fail("check slot", err)
 		return
 	}
 	if p.cfg.twoPhase(p.node) && !s.TwoPhase {
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("slot %q does not decode transactions at PREPARE, but two_phase is set", s.Name),
 			Remedy: "Set two_phase to false, or drop the slots of all nodes and create them anew, which needs a new initial copy",
 		})
 	}
-	if s.Active {
-		pr := Problem{
+	if s.Active && !p.cfg.Running {
+		f := check.Finding{
 			Found:  fmt.Sprintf("slot %q is in use by %s: another daemon, or one that has just ended", s.Name, s.Reader()),
 			Remedy: "Stop the other daemon; a session that is left over can be ended there",
 		}
 		if s.ActivePID != 0 {
-			pr.SQL = []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)}
+			f.SQL = []string{fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ActivePID)}
 		}
-		p.add(pr)
+		p.add(f)
 	}
 }
 
@@ -349,62 +382,48 @@ func (p *probe) freeSlot(ctx context.Context, c *repl.Conn) (repl.Slot, bool, er
 	}
 }
 
-// slotProblems: slots exist on all nodes, or on none when they are to be made.
-func slotProblems(cfg *Config, f *Facts, create bool) Problems {
-	missing := f.Missing()
-	if create {
-		var ps Problems
-		for _, n := range f.Nodes {
-			if n.Slot != nil {
-				ps = append(ps, Problem{
-					Content: dtx.AtContent(n.Content),
-					Found:   fmt.Sprintf("slot %q exists already", cfg.Slot),
-					Remedy:  "Choose another name, or drop it there if no subscription needs it",
-					SQL:     []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)},
-				})
-			}
-		}
-		return ps
-	}
-	var ps Problems
+// slotFindings: slots exist on all nodes, or on none when they are to be made.
+func slotFindings(cfg *Config, f *Facts, create bool) check.Findings {
+	var fs check.Findings
+	found := slices.ContainsFunc(f.Nodes, func(n NodeFacts) bool { return n.hasSlot })
 	for _, n := range f.Nodes {
-		if n.Slot != nil {
+		if !n.read || n.hasSlot != create {
 			continue
 		}
-		p := Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("slot %q does not exist", cfg.Slot)}
-		if len(missing) == len(f.Nodes) {
-			p.Remedy = "Create the slots of all nodes, by cbrepl slots create or by running there"
-			p.SQL = []string{createSlotSQL(cfg, n)}
-		} else {
+		p := check.Finding{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("slot %q does not exist", cfg.Slot)}
+		switch {
+		case create:
+			p.Found = fmt.Sprintf("slot %q exists already", cfg.Slot)
+			p.Remedy = "Choose another name, or drop it there if no subscription needs it"
+			p.SQL = []string{fmt.Sprintf("SELECT pg_drop_replication_slot('%s')", cfg.Slot)}
+		case found:
 			p.Remedy = fmt.Sprintf("Other nodes have it: content %d needs resync, because what it has changed meanwhile cannot be had any more "+
 				"(a promoted mirror does not have the slot; nor has a segment that was added). %s", n.Content, resyncHint)
+		default:
+			p.Remedy = "Create the slots of all nodes"
+			p.Commands = []string{"cbrepl slots create -c FILE"}
 		}
-		ps = append(ps, p)
+		fs = append(fs, p)
 	}
-	return ps
+	return fs
 }
 
-func createSlotSQL(cfg *Config, n NodeFacts) string {
-	if cfg.twoPhase(Node{Content: n.Content}) {
-		return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput', false, true)", cfg.Slot)
-	}
-	return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', '%s')", cfg.Slot, cfg.Kind.Plugin())
-}
-
-// identityProblems: no server is listed under two contents. System identifiers
+// identityFindings: no server is listed under two contents. System identifiers
 // alone do not tell: data directories may have been copied.
-func identityProblems(f *Facts) Problems {
-	var ps Problems
+func identityFindings(f *Facts) check.Findings {
+	var ps check.Findings
 	seen := map[string]dtx.Content{}
 	for _, n := range f.Nodes {
 		if c, ok := seen[n.instance]; ok {
-			ps = append(ps, Problem{
+			ps = append(ps, check.Finding{
 				Content: dtx.AtContent(n.Content),
 				Found:   fmt.Sprintf("it is the same server as content %d", c),
 				Remedy:  "Correct one of the two connection strings",
 			})
 		}
-		seen[n.instance] = n.Content
+		if n.instance != "" {
+			seen[n.instance] = n.Content
+		}
 	}
 	return ps
 }

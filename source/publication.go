@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/dtx"
 )
 
@@ -80,7 +81,7 @@ func (n *NodeFacts) published() NodePublication {
 // columns that are new to a publication are none: nothing that was replicated is
 // touched by them.
 func ComparePublished(was, now []NodePublication) error {
-	var ps Problems
+	var ps check.Findings
 	for _, w := range was {
 		i := slices.IndexFunc(now, func(n NodePublication) bool { return n.Content == w.Content })
 		if i < 0 {
@@ -88,15 +89,15 @@ func ComparePublished(was, now []NodePublication) error {
 		}
 		ps = append(ps, comparePublished(&w, &now[i])...)
 	}
-	return ps.err("compare publications")
+	return ps.Err("compare publications")
 }
 
 const recopyTable = "Changes of it are missing on the target: undo that, if nothing has been changed since, or begin anew: " + resyncHint
 
-func comparePublished(was, now *NodePublication) Problems {
-	var ps Problems
+func comparePublished(was, now *NodePublication) check.Findings {
+	var ps check.Findings
 	add := func(table, format string, args ...any) {
-		ps = append(ps, Problem{Content: dtx.AtContent(was.Content), Relation: table, Found: fmt.Sprintf(format, args...), Remedy: recopyTable})
+		ps = append(ps, check.Finding{Content: dtx.AtContent(was.Content), Relation: table, Found: fmt.Sprintf(format, args...), Remedy: recopyTable})
 	}
 	var left []string
 	for _, k := range now.LeftOut {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 )
 
@@ -88,7 +89,7 @@ func TestPublicationChanges(t *testing.T) {
 				return
 			}
 			err = WatchPublished(c.ctx(), c.cfg, back, time.Millisecond, func(_ context.Context, n Node) (string, error) { return n.DSN, nil })
-			var ps Problems
+			var ps check.Findings
 			if !errors.As(err, &ps) || dtx.ClassOf(err) != dtx.ClassStop {
 				t.Fatalf("%v", err)
 			}

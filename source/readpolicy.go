@@ -36,9 +36,9 @@ func ReadPolicy(ctx context.Context, dsn, table string) (router.Policy, error) {
 		if t.String() != table {
 			continue
 		}
-		out, problem := p.compile(&t, p.numSegments)
-		if problem != nil {
-			return fail(problem.Found, problem.Remedy, nil)
+		out, wrong := p.compile(&t, p.numSegments)
+		if wrong != nil {
+			return fail(wrong.Found, wrong.Remedy, nil)
 		}
 		return out, nil
 	}

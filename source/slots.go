@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/source/stream/repl"
 )
@@ -38,7 +39,7 @@ func (f *Facts) Streams() []Recorded {
 
 // CheckResume compares recorded positions with the source as it is found.
 func CheckResume(f *Facts, recorded []Recorded) error {
-	var ps Problems
+	var ps check.Findings
 	byContent := map[dtx.Content]Recorded{}
 	for _, r := range recorded {
 		byContent[r.Content] = r
@@ -48,7 +49,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		r, ok := byContent[n.Content]
 		delete(byContent, n.Content)
 		add := func(remedy, format string, args ...any) {
-			ps = append(ps, Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf(format, args...), Remedy: remedy})
+			ps = append(ps, check.Finding{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf(format, args...), Remedy: remedy})
 		}
 		switch {
 		case !ok:
@@ -74,13 +75,13 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 		}
 	}
 	for c, r := range byContent {
-		ps = append(ps, Problem{
+		ps = append(ps, check.Finding{
 			Content: dtx.AtContent(c),
 			Found:   fmt.Sprintf("the target has position %s for it, but it is not listed", r.LSN),
 			Remedy:  "List every segment that the subscription began with; if the source was shrunk, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 		})
 	}
-	return ps.err("resume subscription")
+	return ps.Err("resume subscription")
 }
 
 // CreateSlots makes the slot on every node, or on none: what was made is
@@ -129,13 +130,13 @@ func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
 			faults[i] = fmt.Errorf("the slot was made, another node failed, and dropping it again failed too (drop it by hand: a slot that nobody reads holds back WAL): %w", derr)
 		}
 	}
-	var ps Problems
+	var ps check.Findings
 	for i, n := range cfg.Nodes {
 		if faults[i] != nil {
-			ps = append(ps, problemOf(n.Content, faults[i]))
+			ps = append(ps, findingOf(n.Content, faults[i]))
 		}
 	}
-	return nil, ps.err("create slots on every node")
+	return nil, ps.Err("create slots on every node")
 }
 
 func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign bool, err error) {
@@ -201,13 +202,13 @@ func DropSlots(ctx context.Context, cfg Config) error {
 		})
 	}
 	_ = g.Wait() // errors are in faults
-	var ps Problems
+	var ps check.Findings
 	for i, n := range cfg.Nodes {
 		if faults[i] != nil {
-			ps = append(ps, problemOf(n.Content, faults[i]))
+			ps = append(ps, findingOf(n.Content, faults[i]))
 		}
 	}
-	return ps.err("drop slots")
+	return ps.Err("drop slots")
 }
 
 // dropSlot drops one node's slot; one that is not there is no fault. One in use

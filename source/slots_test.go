@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 )
 
@@ -47,7 +48,7 @@ func TestSlotsAllOrNone(t *testing.T) {
 		t.Errorf("slots on %v", got)
 	}
 	f, err := Preflight(c.ctx(), c.cfg, false)
-	var ps Problems
+	var ps check.Findings
 	if !errors.As(err, &ps) { // no publication yet
 		t.Fatalf("preflight: %v, %v", f, err)
 	}

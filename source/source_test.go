@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/lab"
 	"cbrepl/router"
@@ -109,13 +110,13 @@ func (c *cluster) all(sql string) {
 }
 
 // problems runs preflight and returns what it finds.
-func (c *cluster) problems(create bool) Problems {
+func (c *cluster) problems(create bool) check.Findings {
 	c.t.Helper()
 	_, err := Preflight(c.ctx(), c.cfg, create)
 	if err == nil {
 		return nil
 	}
-	var ps Problems
+	var ps check.Findings
 	if !errors.As(err, &ps) || (dtx.ClassOf(err) == dtx.ClassRetry) != c.passing {
 		c.t.Fatalf("preflight: %v", err)
 	}
@@ -239,10 +240,15 @@ func TestRemedies(t *testing.T) {
 				if len(ps) == 0 {
 					break
 				}
-				for _, p := range ps {
-					for _, sql := range p.SQL {
-						content, _ := p.Content.Get()
+				for _, f := range ps {
+					for _, sql := range f.SQL {
+						content, _ := f.Content.Get()
 						c.on(content, sql)
+					}
+				}
+				if slices.Contains(ps[0].Commands, "cbrepl slots create -c FILE") {
+					if _, err := CreateSlots(c.ctx(), c.cfg); err != nil {
+						t.Fatal(err)
 					}
 				}
 				ps = c.problems(false)
@@ -254,11 +260,11 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-func (c *cluster) expect(ps Problems, want []string) {
+func (c *cluster) expect(ps check.Findings, want []string) {
 	c.t.Helper()
 	left := slices.Clone(ps)
 	for _, w := range want {
-		i := slices.IndexFunc(left, func(p Problem) bool { return strings.Contains(p.String(), w) })
+		i := slices.IndexFunc(left, func(p check.Finding) bool { return strings.Contains(p.String(), w) })
 		if i < 0 {
 			c.t.Errorf("no problem has %q", w)
 			continue
@@ -479,7 +485,7 @@ func TestSlotInUse(t *testing.T) {
 		t.Errorf("after ending the session: %v", ps)
 	}
 	s := use()
-	done := make(chan Problems, 1)
+	done := make(chan check.Findings, 1)
 	go func() { done <- c.problems(false) }()
 	s.Close()
 	if ps = <-done; len(ps) > 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
@@ -30,6 +31,9 @@ type nodeTable struct {
 	hidden      []string
 	rowFilter   string
 	partitioned bool // published by its root
+	// noIdentity names, as SQL does, the table or those of its partitions whose rows
+	// no replica identity names.
+	noIdentity []string
 }
 
 // publishedSQL reads what the publication holds, columns as JSON. attnames and
@@ -80,6 +84,8 @@ func notDecoded(relkind, relstorage, am string) string {
 		return "a foreign or external table"
 	case relstorage == "x":
 		return "an external table"
+	case relstorage == "u":
+		return "unlogged"
 	case relstorage == "a" || am == "ao_row":
 		return "append-optimized (ao_row)"
 	case relstorage == "c" || am == "ao_column":
@@ -103,7 +109,7 @@ type columnJSON struct {
 // leftOutSQL lists the kinds of changes that a publication leaves out; no row when
 // it does not exist.
 const leftOutSQL = `SELECT array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END,
- CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END], NULL)
+ CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END], NULL), puballtables
  FROM pg_publication WHERE pubname = $1`
 
 // readPublication reads the node's published tables and what the publication
@@ -113,13 +119,14 @@ func (p *probe) readPublication(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	found, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
+	var kinds []string
+	_, err = pgx.ForEachRow(rows, []any{&kinds, &p.facts.allTables}, func() error {
+		p.facts.publication = true
+		p.facts.leftOut = append(p.facts.leftOut, kinds...)
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	p.facts.publication = len(found) > 0
-	for _, kinds := range found {
-		p.facts.leftOut = append(p.facts.leftOut, kinds...)
 	}
 	rows, err = conn.Query(ctx, publishedSQL, p.cfg.Publication)
 	if err != nil {
@@ -239,37 +246,43 @@ func (p *probe) publication(ctx context.Context, conn *pgx.Conn) error {
 	case !p.facts.publication:
 		return nil // said by missingPublications
 	case len(p.facts.leftOut) > 0:
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("publication %s leaves out %s: such changes would be missing on the target", pub, strings.Join(p.facts.leftOut, ", ")),
 			Remedy: "Run there", SQL: []string{"ALTER PUBLICATION " + pub + " SET (publish = 'insert, update, delete, truncate')"},
 		})
 	case len(p.facts.tables) == 0 && p.node.Content == dtx.Coordinator && !p.create:
-		p.add(Problem{
+		p.add(check.Finding{
 			Found:  fmt.Sprintf("publication %s holds no table: nothing would be replicated", pub),
 			Remedy: "Add the tables that are to be replicated, on every node: ALTER PUBLICATION " + pub + " ADD TABLE ...",
 		})
+	}
+	if p.node.Content == dtx.Coordinator {
+		if err := p.readNoIdentity(ctx, conn); err != nil {
+			return err
+		}
+		if p.facts.allTables {
+			if err := p.leftOutTables(ctx, conn); err != nil {
+				return err
+			}
+		}
 	}
 	return p.storage(ctx, conn)
 }
 
 // storage refuses tables whose changes the server leaves out of the stream.
 func (p *probe) storage(ctx context.Context, conn *pgx.Conn) error {
-	var all bool
-	if err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(puballtables), false) FROM pg_publication WHERE pubname = $1", p.cfg.Publication).Scan(&all); err != nil {
-		return err
-	}
 	rows, err := conn.Query(ctx, storageSQL(publishedLeavesSQL), p.cfg.Publication)
 	if err != nil {
 		return err
 	}
 	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
 	remedy := fmt.Sprintf("Take it (or the partitioned table it belongs to) out of publication %s on every node, or store it as heap", pub)
-	if all {
+	if p.facts.allTables {
 		remedy = fmt.Sprintf("Store it as heap; or, as publication %s is FOR ALL TABLES, drop the slots and make the publication, then the slots, anew with a list of tables", pub)
 	}
 	var name, kind, relstorage, am string
 	_, err = pgx.ForEachRow(rows, []any{&name, &kind, &relstorage, &am}, func() error {
-		p.add(Problem{
+		p.add(check.Finding{
 			Relation: name,
 			Found: fmt.Sprintf("it is %s, which the server does not decode: its changes would be missing on the target, not late",
 				notDecoded(kind, relstorage, am)),
@@ -281,7 +294,7 @@ func (p *probe) storage(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // missingPublications names the nodes without the publication.
-func missingPublications(cfg *Config, f *Facts) Problems {
+func missingPublications(cfg *Config, f *Facts) check.Findings {
 	const since = "It must exist on every node, and since before the slot was made. "
 	pub := pgx.Identifier{cfg.Publication}.Sanitize()
 	var names []string
@@ -290,12 +303,12 @@ func missingPublications(cfg *Config, f *Facts) Problems {
 		names = append(names, pgx.Identifier{t.Schema, t.Name}.Sanitize())
 		viaRoot = viaRoot || t.partitioned
 	}
-	var ps Problems
+	var ps check.Findings
 	for _, n := range f.Nodes {
-		if n.publication {
+		if n.publication || !n.read {
 			continue
 		}
-		p := Problem{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("publication %s does not exist in this database", pub)}
+		p := check.Finding{Content: dtx.AtContent(n.Content), Found: fmt.Sprintf("publication %s does not exist in this database", pub)}
 		if len(names) == 0 {
 			p.Remedy = since + "Name the tables that are to be replicated: CREATE PUBLICATION " + pub + " FOR TABLE ... " +
 				"(FOR ALL TABLES makes the server refuse UPDATE and DELETE on every table that has no replica identity)"
@@ -314,40 +327,45 @@ func missingPublications(cfg *Config, f *Facts) Problems {
 
 // compareTables: every node publishes the same tables with the same columns.
 // The coordinator's are the measure.
-func compareTables(f *Facts) Problems {
-	var ps Problems
+func compareTables(cfg *Config, f *Facts) check.Findings {
+	var fs check.Findings
 	want := map[string]*nodeTable{}
 	coordinator := &f.Nodes[0]
 	for i := range coordinator.tables {
 		t := &coordinator.tables[i]
 		want[t.String()] = t
 	}
+	pub := pgx.Identifier{cfg.Publication}.Sanitize()
 	for _, n := range f.Nodes[1:] {
 		if !n.publication || !coordinator.publication {
 			continue
 		}
-		add := func(table, found, remedy string) {
-			ps = append(ps, Problem{Content: dtx.AtContent(n.Content), Relation: table, Found: found, Remedy: remedy})
+		add := func(t *nodeTable, found, remedy, sql string) {
+			f := check.Finding{Content: dtx.AtContent(n.Content), Relation: t.String(), Found: found, Remedy: remedy}
+			if sql != "" && !n.allTables && !coordinator.allTables {
+				f.SQL = []string{fmt.Sprintf("ALTER PUBLICATION %s %s TABLE %s", pub, sql, t.sqlName())}
+			}
+			fs = append(fs, f)
 		}
 		have := map[string]bool{}
-		for _, t := range n.tables {
+		for i := range n.tables {
+			t := &n.tables[i]
 			have[t.String()] = true
-			w := want[t.String()]
-			switch {
+			switch w := want[t.String()]; {
 			case w == nil:
-				add(t.String(), "it is published here, but not on the coordinator",
-					"Publish the same tables on every node")
+				add(t, "it is published here, but not on the coordinator",
+					"Publish the same tables on every node: add it to the coordinator's publication, or take it out of this one", "DROP")
 			case w.description() != t.description():
-				add(t.String(), fmt.Sprintf("it differs from the coordinator's: here (%s), there (%s)", t.description(), w.description()),
-					"Give the table the same published columns and replica identity on every node")
+				add(t, fmt.Sprintf("it differs from the coordinator's: here (%s), there (%s)", t.description(), w.description()),
+					"Give the table the same published columns and replica identity on every node", "")
 			}
 		}
-		for _, t := range coordinator.tables {
-			if !have[t.String()] {
-				add(t.String(), "it is published on the coordinator, but not here",
-					"Publish the same tables on every node")
+		for i := range coordinator.tables {
+			if t := &coordinator.tables[i]; !have[t.String()] {
+				add(t, "it is published on the coordinator, but not here",
+					"Publish the same tables on every node; run there", "ADD")
 			}
 		}
 	}
-	return ps
+	return fs
 }
