@@ -58,6 +58,8 @@ type State struct {
 	Dedup     []dtx.DedupEntry
 	// Tables are those recorded by RecordTables.
 	Tables []catalog.ReplicatedTable
+	// Copies are the first copies of tables, by name.
+	Copies []TableCopy
 }
 
 // Result tells what applying a batch did.

@@ -253,6 +253,9 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	if err != nil {
 		return false, err
 	}
+	if err := checkCopies(st.Copies); err != nil {
+		return false, err
+	}
 	sp, err := s.env.spool(ctx)
 	if err != nil {
 		return false, err

@@ -17,6 +17,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/subscription/config"
 	"cbrepl/subscription/status"
 )
@@ -172,6 +173,25 @@ func TestStartOrder(t *testing.T) {
 		if r := sub.Report(); r.State != status.Stopped || r.LastError == nil || r.Healthy {
 			t.Errorf("%s: status %+v", tc.failAt, r)
 		}
+	}
+}
+
+// Tables that are copied in part are not streamed into.
+func TestUnfinishedCopy(t *testing.T) {
+	copies := []apply.TableCopy{{Table: catalog.Name{Schema: "a", Table: "whole"}, State: apply.Copied}}
+	for i := range 12 {
+		copies = append(copies, apply.TableCopy{Table: catalog.Name{Schema: "a", Table: fmt.Sprint("part", i)}, State: []apply.CopyState{apply.CopyWaiting, apply.Copying}[i%2]})
+	}
+	s := &startup{state: apply.State{Initialized: true, Copies: copies}}
+	c := startConfig(t, "")
+	c.HTTP.Listen = config.Off
+	sub, err := New(Options{Config: c, private: s.env()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dtxtest.WantError(t, sub.Run(t.Context()), dtx.ClassStop, "first copy of 12 tables is not finished: a.part0, a.part1", "a.part9, and 2 more", "cbrepl init")
+	if got := s.trace(); got != "source check open close-target" {
+		t.Errorf("it did %s", got)
 	}
 }
 

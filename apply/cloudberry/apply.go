@@ -53,6 +53,7 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 		return res, err
 	}
 	t.ledger.Decided(b, nil)
+	t.stream.Recorded(t.ledger.Positions())
 	t.backend.last = t.opts.now()
 	if err := point("after_commit"); err != nil {
 		return res, err

@@ -184,7 +184,7 @@ func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation
 			}
 		}
 	}
-	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated}
+	r := &relation{rel: rel, table: t, shape: sh, order: order, lowestOnly: src.Policy.Kind == router.Replicated, cut: e.stream.cuts[src.QualifiedName()]}
 	if r.lowestOnly {
 		r.layout = layoutSum(e.seed, rel)
 	}

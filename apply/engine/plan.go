@@ -93,6 +93,9 @@ type relation struct {
 	// lowestOnly is set for tables replicated on the source, layout then.
 	lowestOnly bool
 	layout     uint64
+	// cut says what the first copy of the table holds; nil when the streams have
+	// nothing of it to deliver.
+	cut *cut
 }
 
 func newTable(t *catalog.Table, segments []dtx.Content) (*table, error) {

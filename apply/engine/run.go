@@ -27,8 +27,8 @@ type run struct {
 	// dirty lists the tables with an open window, in the order they were opened.
 	// A table may stand here twice, or be idle again.
 	dirty []*table
-	// skipped counts rows left out because another content's copy is applied; copies
-	// compares them with it.
+	// skipped counts rows left out: those of which another content's copy is applied
+	// (copies compares them with it), and those that a table's first copy holds.
 	skipped int64
 	copies  sentCopies
 	// held is set when a dirty table holds inserts back, heldBytes their size.
@@ -226,6 +226,10 @@ func (r *run) change(c *pgoutput.Change) error {
 			r.skipped++
 			return nil // another copy of the same rows
 		}
+	}
+	if rel.cut != nil && rel.cut.Has(&r.parts[r.part]) {
+		r.skipped++
+		return nil // the table's first copy has it
 	}
 	r.result.Rows++
 	r.rel = rel

@@ -21,6 +21,8 @@ type Stream struct {
 	// userTypes are the types, by OID and modifier, of columns whose types are not
 	// built in; each content's server has OIDs of its own.
 	userTypes map[userColumn]columnType
+	// cuts say what the first copies of tables hold.
+	cuts cuts
 }
 
 type userColumn struct {

@@ -83,7 +83,7 @@ func (r *run) barrier(base int, parts []dtx.Part, rows apply.Rows) (err error) {
 				phase, r.parts[from].Content), "The source's segments disagree; check that the publication is the same on all of them")
 		}
 		r.part = from
-		if err := r.truncate(cmd); err != nil {
+		if err := r.truncate(cmd, parts); err != nil {
 			return err
 		}
 	}
@@ -105,13 +105,21 @@ func (c *truncate) names() []string {
 
 // truncate runs one TRUNCATE on every segment. It does not cascade: the source
 // lists every published table that its own CASCADE reached.
-func (r *run) truncate(c *truncate) error {
+// parts are those of its dtx.
+func (r *run) truncate(c *truncate, parts []dtx.Part) error {
 	emptied := make(map[*table][]catalog.Name)
+	copied := make(map[*table]bool) // the first copies hold it
 	for _, rel := range c.rels {
 		m, err := r.e.resolve(r.parts[r.part].Content, rel)
 		if err != nil {
 			return r.placed(err)
 		}
+		has, err := r.copyHasTruncate(m, parts)
+		if err != nil {
+			return err
+		}
+		// Source tables that share a target table are copied under one cut.
+		copied[m.table] = has
 		emptied[m.table] = append(emptied[m.table], catalog.Name{Schema: rel.Schema, Table: rel.Name})
 	}
 	var tables []*catalog.Table
@@ -126,6 +134,9 @@ func (r *run) truncate(c *truncate) error {
 				return r.rowError(t, fmt.Sprintf("the source truncated %s alone, and rows of %s are in the same target table", names[0], s),
 					"Give each source table a target table of its own, and copy the tables anew: `cbrepl subscription reset` and then the steps that it prints")
 			}
+		}
+		if copied[t] {
+			continue
 		}
 		tables = append(tables, t.Table)
 		last = max(last, len(t.segs))

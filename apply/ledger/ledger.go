@@ -80,6 +80,9 @@ func (l *Ledger) Epoch() uint64 { return l.row.Epoch }
 // Batch is the number of the last batch recorded.
 func (l *Ledger) Batch() uint64 { return l.row.Decided.Batch }
 
+// Positions are the recorded positions of the streams.
+func (l *Ledger) Positions() []dtx.Position { return l.row.Positions }
+
 // Tried names the batch being applied.
 func (l *Ledger) Tried() BatchID { return l.tried }
 

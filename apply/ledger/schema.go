@@ -24,6 +24,8 @@ import (
 //	              spread by gxid over the segments
 //	replicated    per subscription and content: the source's tables whose rows are
 //	              taken, with their OIDs there, identities and columns
+//	copy          per subscription: first copies of the source's tables, how far they
+//	              have come and what they hold
 //	positions     a view: the subscriptions' positions, one per row
 //
 // Targets add tables of their own; each server that has any has state_format.
@@ -91,6 +93,19 @@ var Objects = []Object{
 		identity     text NOT NULL,
 		columns      text NOT NULL,
 		PRIMARY KEY (subscription, content, schema_name, table_name))`},
+	{Name: "copy", Key: "subscription", FillFactor: 50, DDL: `
+	CREATE TABLE cbrepl.copy (
+		subscription text,
+		schema_name  text,
+		table_name   text,
+		state        text NOT NULL CHECK (state IN ('waiting', 'copying', 'copied')),
+		contents     smallint[] NOT NULL,
+		lsns         pg_lsn[] NOT NULL,
+		rows         bigint NOT NULL,
+		bytes        bigint NOT NULL,
+		started_at   timestamptz,
+		finished_at  timestamptz,
+		PRIMARY KEY (subscription, schema_name, table_name))`},
 	{Name: "positions", DDL: `
 	CREATE VIEW cbrepl.positions AS
 		SELECT name AS subscription, unnest(contents) AS content, unnest(lsns) AS lsn

@@ -126,16 +126,29 @@ func TestLedger(t *testing.T) {
 		one.must(one.RecordTables(t.Context(), list))
 	}
 
+	began := time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
+	copies := []apply.TableCopy{
+		{Table: catalog.Name{Schema: "a", Table: `odd "name", {here}`}, State: apply.Copied, Cut: apply.Cut{Positions: positions[:1]}, Rows: 7, Bytes: 1 << 40, StartedAt: began, FinishedAt: began.Add(time.Hour)},
+		{Table: catalog.Name{Schema: "a", Table: "t"}, State: apply.CopyWaiting},
+		{Table: catalog.Name{Schema: "b", Table: "t"}, State: apply.CopyWaiting},
+	}
+	one.must(one.RecordCopies(t.Context(), copies))
+	copies[1].State, copies[1].Cut, copies[1].StartedAt = apply.Copying, copies[0].Cut, began
+	one.must(one.RecordCopies(t.Context(), copies[1:2])) // others stay
+
 	// The session ends; the next daemon reads it all.
 	one.s.Close()
 	st = two.mustTake()
 	want := []dtx.Position{{Content: -1, LSN: 0x10}, {Content: 0, LSN: 0x2_0000_0010}}
-	if !st.Initialized || st.Epoch != 2 || !reflect.DeepEqual(st.Positions, want) || !reflect.DeepEqual(st.Streams, streams) || !reflect.DeepEqual(st.Tables, tables) {
+	if !st.Initialized || st.Epoch != 2 || !reflect.DeepEqual(st.Positions, want) || !reflect.DeepEqual(st.Streams, streams) || !reflect.DeepEqual(st.Tables, tables) || !reflect.DeepEqual(st.Copies, copies) {
 		t.Errorf("read back as %+v", st)
 	}
 	// The first daemon comes back, without the lock: it changes nothing.
 	one.connect()
 	dtxtest.WantError(t, one.RecordTables(t.Context(), nil), dtx.ClassRetry, "another daemon has taken over", "epoch 1")
+	one.connect()
+	one.Opened(one.row)
+	dtxtest.WantError(t, one.RecordCopies(t.Context(), nil), dtx.ClassRetry, "another daemon has taken over", "epoch 1")
 	if rows, err := two.s.Query(t.Context(), "SELECT count(*) FROM cbrepl.replicated"); err != nil || string(rows[0][0]) != "2" {
 		t.Errorf("%s rows, %v", rows, err)
 	}
@@ -151,6 +164,12 @@ func TestLedger(t *testing.T) {
 	if err == nil {
 		t.Error("a record that cannot be read is taken")
 	}
+	one.must(one.s.Exec(t.Context(), "DELETE FROM cbrepl.replicated; UPDATE cbrepl.copy SET state = 'copied', contents = '{}', lsns = '{}' WHERE schema_name = 'b'"))
+	three := newDaemon(t, srv.DSN())
+	one.s.Close()
+	_, err = three.take()
+	dtxtest.WantError(t, err, dtx.ClassStop, "the cut of table b.t cannot be read")
+	one.connect()
 	one.must(one.s.Exec(t.Context(), "UPDATE cbrepl.state_format SET version = 1"))
 	dtxtest.WantError(t, CheckPrepared(t.Context(), one.s, OpOpen, Objects), dtx.ClassStop, "has version 1 of its layout, this cbrepl knows 2")
 }

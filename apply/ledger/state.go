@@ -83,7 +83,10 @@ func (l *Ledger) ReadState(ctx context.Context, row Row) (apply.State, error) {
 	if st.Dedup, err = l.readDedup(ctx); err != nil {
 		return st, err
 	}
-	st.Tables, err = l.readTables(ctx)
+	if st.Tables, err = l.readTables(ctx); err != nil {
+		return st, err
+	}
+	st.Copies, err = l.readCopies(ctx)
 	return st, err
 }
 

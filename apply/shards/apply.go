@@ -74,6 +74,7 @@ func (t *Target) apply(ctx context.Context, b *dtx.Batch, rows apply.Rows) (res 
 		return res, err
 	}
 	t.ledger.Decided(b, batches)
+	t.stream.Recorded(t.ledger.Positions())
 	t.count(func(s *Stats) { s.Batch = b.Seq })
 	if err := t.point("after_decide"); err != nil {
 		return res, err

@@ -75,6 +75,7 @@ func (t *Target) Open(ctx context.Context) (st apply.State, err error) {
 	if st, err = t.ledger.ReadState(ctx, row); err != nil {
 		return st, err
 	}
+	t.stream.SetCopies(st.Copies, st.Positions)
 	if err := t.readCatalogue(ctx); err != nil {
 		return st, err
 	}
