@@ -189,7 +189,7 @@ func TestUnfinishedCopy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dtxtest.WantError(t, sub.Run(t.Context()), dtx.ClassStop, "first copy of 12 tables is not finished: a.part0, a.part1", "a.part9, and 2 more", "cbrepl init")
+	dtxtest.WantError(t, sub.Run(t.Context()), dtx.ClassStop, "first copy of 12 tables is not finished: a.part0, a.part1", "a.part9, and 2 more")
 	if got := s.trace(); got != "source check open close-target" {
 		t.Errorf("it did %s", got)
 	}
