@@ -171,7 +171,7 @@ func (l *loop) startStreams(ctx context.Context) *runningStreams {
 			err := s.Run(ctx, start, l.emit)
 			switch {
 			case ctx.Err() != nil:
-				return nil // it was told to stop
+				return nil //nolint:nilerr // it was told to stop
 			case err == nil:
 				err = &dtx.Error{Op: "read stream", Content: dtx.AtContent(s.Content), Class: dtx.ClassStop, Msg: "the stream ended by itself"}
 			}
@@ -411,7 +411,8 @@ func (l *loop) finishBatch() error {
 // reads what the target has.
 func (l *loop) recordLast() error {
 	for len(l.events) > 0 && l.m.takesEvents() {
-		if l.drain() != nil {
+		if err := l.drain(); err != nil {
+			l.o.Log.Warn("the last positions are not recorded on the target", logkey.Error, err)
 			return nil
 		}
 	}

@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -114,6 +115,8 @@ func TestParticipantsLayer(t *testing.T) {
 	}
 	cancel()
 	for range out {
-		<-done
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	}
 }

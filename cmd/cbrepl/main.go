@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var coded *codedError
-	if err != nil && !(errors.As(err, &coded) && coded.err == nil) {
+	if err != nil && (!errors.As(err, &coded) || coded.err != nil) {
 		// Errors of connections come with line breaks and tabs in them.
 		_, _ = fmt.Fprintf(stderr, "cbrepl: %s\n", strings.NewReplacer("\n\t", " ", "\t", " ").Replace(err.Error()))
 	}

@@ -33,10 +33,10 @@ func benchStock(b *testing.B, plugin repl.Plugin) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	srv := pluginServer(b, nil)
-	c := connect(b, ctx, srv.DSN())
-	must(b, ctx, c, benchTable+"; CREATE PUBLICATION pub FOR TABLE wide")
-	must(b, ctx, c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('bench', '%s')", plugin))
-	must(b, ctx, c, benchLoad)
+	c := connect(ctx, b, srv.DSN())
+	must(ctx, b, c, benchTable+"; CREATE PUBLICATION pub FOR TABLE wide")
+	must(ctx, b, c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('bench', '%s')", plugin))
+	must(ctx, b, c, benchLoad)
 	cfg := repl.Config{DSN: srv.DSN(), Slot: "bench", Publication: "pub", Plugin: plugin}
 	if plugin == repl.CbreplSource {
 		cfg.Options = []repl.Option{{Name: "tables", Value: `"public"."wide"`}}
@@ -64,15 +64,15 @@ func benchStock(b *testing.B, plugin repl.Plugin) {
 				break
 			}
 		}
-		spent += senderCPU(b, ctx, c)
+		spent += senderCPU(ctx, b, c)
 		s.Close()
-		waitForSender(b, ctx, c)
+		waitForSender(ctx, b, c)
 	}
 	b.ReportMetric(float64(spent.Microseconds())/float64(b.N)/benchRows, "µs-cpu/row")
 }
 
 // senderCPU is the CPU time that the server's only walsender has used.
-func senderCPU(b *testing.B, ctx context.Context, c *pgx.Conn) time.Duration {
+func senderCPU(ctx context.Context, b *testing.B, c *pgx.Conn) time.Duration {
 	b.Helper()
 	var pid int
 	if err := c.QueryRow(ctx, "SELECT pid FROM pg_stat_replication").Scan(&pid); err != nil {
@@ -91,7 +91,7 @@ func senderCPU(b *testing.B, ctx context.Context, c *pgx.Conn) time.Duration {
 	return time.Duration(user+system) * time.Second / 100
 }
 
-func waitForSender(b *testing.B, ctx context.Context, c *pgx.Conn) {
+func waitForSender(ctx context.Context, b *testing.B, c *pgx.Conn) {
 	b.Helper()
 	for {
 		var n int

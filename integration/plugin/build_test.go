@@ -106,7 +106,7 @@ func trustPlugin(t testing.TB, srv *lab.Server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c := connect(t, ctx, srv.DSN())
+	c := connect(ctx, t, srv.DSN())
 	const setting = "output_plugin_libraries"
 	var known *string
 	if err := c.QueryRow(ctx, "SELECT current_setting('"+setting+"', true)").Scan(&known); err != nil {
@@ -115,11 +115,11 @@ func trustPlugin(t testing.TB, srv *lab.Server) {
 	if known == nil {
 		return
 	}
-	must(t, ctx, c, "ALTER SYSTEM SET "+setting+" = 'pgoutput', 'cbrepl_source'")
-	must(t, ctx, c, "SELECT pg_reload_conf()")
+	must(ctx, t, c, "ALTER SYSTEM SET "+setting+" = 'pgoutput', 'cbrepl_source'")
+	must(ctx, t, c, "SELECT pg_reload_conf()")
 	for ctx.Err() == nil {
 		var now string
-		if err := connect(t, ctx, srv.DSN()).QueryRow(ctx, "SHOW "+setting).Scan(&now); err != nil {
+		if err := connect(ctx, t, srv.DSN()).QueryRow(ctx, "SHOW "+setting).Scan(&now); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(now, "cbrepl_source") {
@@ -130,21 +130,7 @@ func trustPlugin(t testing.TB, srv *lab.Server) {
 	t.Fatalf("%s was not reloaded", setting)
 }
 
-// functions creates the extension's functions from its script, which is not
-// installed where CREATE EXTENSION looks.
-func functions(t testing.TB, ctx context.Context, c *pgx.Conn) {
-	t.Helper()
-	dir := buildLibrary(t)
-	script, err := os.ReadFile(filepath.Join(dir, "cbrepl_source--1.0.sql"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, body, _ := strings.Cut(string(script), "\\quit\n")
-	body = strings.ReplaceAll(body, "MODULE_PATHNAME", "cbrepl_source")
-	must(t, ctx, c, "CREATE SCHEMA cbrepl_source; SET search_path = cbrepl_source; "+body+"; RESET search_path")
-}
-
-func connect(t testing.TB, ctx context.Context, dsn string) *pgx.Conn {
+func connect(ctx context.Context, t testing.TB, dsn string) *pgx.Conn {
 	t.Helper()
 	c, err := pgx.Connect(ctx, dsn)
 	if err != nil {
@@ -154,7 +140,7 @@ func connect(t testing.TB, ctx context.Context, dsn string) *pgx.Conn {
 	return c
 }
 
-func must(t testing.TB, ctx context.Context, c *pgx.Conn, sql string) {
+func must(ctx context.Context, t testing.TB, c *pgx.Conn, sql string) {
 	t.Helper()
 	if _, err := c.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatalf("%s: %v", sql, err)

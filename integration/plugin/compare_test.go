@@ -132,18 +132,18 @@ func (c column) quoted() string { return `"` + strings.ReplaceAll(c.name, `"`, `
 // try runs a statement of the open transaction in a savepoint of its own; one that
 // fails leaves an aborted subtransaction.
 func (h *history) try(sql string) bool {
-	must(h.t, h.ctx, h.c, "SAVEPOINT try")
+	must(h.ctx, h.t, h.c, "SAVEPOINT try")
 	if _, err := h.c.Exec(h.ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		h.t.Logf("failed, as some do: %.160s: %v", sql, err)
-		must(h.t, h.ctx, h.c, "ROLLBACK TO try")
+		must(h.ctx, h.t, h.c, "ROLLBACK TO try")
 		return false
 	}
-	must(h.t, h.ctx, h.c, "RELEASE try")
+	must(h.ctx, h.t, h.c, "RELEASE try")
 	return true
 }
 
 func (h *history) setup(viaRoot bool) []string {
-	must(h.t, h.ctx, h.c, `CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN short_text AS text;
+	must(h.ctx, h.t, h.c, `CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN short_text AS text;
 		CREATE SCHEMA "odd ""schema"`)
 	var names []string
 	for i := range 5 {
@@ -164,26 +164,26 @@ func (h *history) setup(viaRoot bool) []string {
 		if tb.key {
 			def = append(def, "PRIMARY KEY (id)")
 		}
-		must(h.t, h.ctx, h.c, "CREATE TABLE "+tb.name+" ("+strings.Join(def, ", ")+")")
-		must(h.t, h.ctx, h.c, "ALTER TABLE "+tb.name+" DROP COLUMN junk")
+		must(h.ctx, h.t, h.c, "CREATE TABLE "+tb.name+" ("+strings.Join(def, ", ")+")")
+		must(h.ctx, h.t, h.c, "ALTER TABLE "+tb.name+" DROP COLUMN junk")
 		if h.r.IntN(2) == 0 {
 			for _, c := range tb.columns {
 				if c.typ == "text" {
-					must(h.t, h.ctx, h.c, fmt.Sprintf("ALTER TABLE %s ALTER %s SET STORAGE EXTERNAL", tb.name, c.quoted()))
+					must(h.ctx, h.t, h.c, fmt.Sprintf("ALTER TABLE %s ALTER %s SET STORAGE EXTERNAL", tb.name, c.quoted()))
 				}
 			}
 		}
 		tb.identity = []string{"DEFAULT", "DEFAULT", "FULL", "FULL", "USING INDEX"}[i]
 		if tb.identity == "USING INDEX" {
-			must(h.t, h.ctx, h.c, fmt.Sprintf("CREATE UNIQUE INDEX t%d_other ON %s (id)", i, tb.name))
+			must(h.ctx, h.t, h.c, fmt.Sprintf("CREATE UNIQUE INDEX t%d_other ON %s (id)", i, tb.name))
 			tb.identity = fmt.Sprintf("USING INDEX t%d_other", i)
 		}
-		must(h.t, h.ctx, h.c, "ALTER TABLE "+tb.name+" REPLICA IDENTITY "+tb.identity)
+		must(h.ctx, h.t, h.c, "ALTER TABLE "+tb.name+" REPLICA IDENTITY "+tb.identity)
 		h.tables = append(h.tables, tb)
 		names = append(names, tb.name)
 	}
 	// three levels, with leaves whose columns stand in another order
-	must(h.t, h.ctx, h.c, `CREATE TABLE root (id int not null, k int not null, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k);
+	must(h.ctx, h.t, h.c, `CREATE TABLE root (id int not null, k int not null, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k);
 		CREATE TABLE mid PARTITION OF root FOR VALUES IN (0, 1) PARTITION BY RANGE (id);
 		CREATE TABLE leaf_a PARTITION OF mid FOR VALUES FROM (0) TO (1000);
 		CREATE TABLE leaf_b (v text, gone int, k int not null, id int not null, PRIMARY KEY (id, k));
@@ -192,7 +192,7 @@ func (h *history) setup(viaRoot bool) []string {
 		CREATE TABLE unpublished (id int primary key, v text); CREATE UNLOGGED TABLE unlogged (id int)`)
 	names = append(names, "public.root", "public.unlogged")
 	publication := strings.ReplaceAll(strings.Join(names, ", "), ", public.unlogged", "")
-	must(h.t, h.ctx, h.c, fmt.Sprintf("CREATE PUBLICATION pub FOR TABLE %s WITH (publish_via_partition_root = %v)", publication, viaRoot))
+	must(h.ctx, h.t, h.c, fmt.Sprintf("CREATE PUBLICATION pub FOR TABLE %s WITH (publish_via_partition_root = %v)", publication, viaRoot))
 	return names
 }
 
@@ -276,7 +276,7 @@ func (h *history) partitioned() string {
 }
 
 func (h *history) transaction() {
-	must(h.t, h.ctx, h.c, "BEGIN")
+	must(h.ctx, h.t, h.c, "BEGIN")
 	for range 1 + h.r.IntN(6) {
 		tb := h.tables[h.r.IntN(len(h.tables))]
 		saved := append([]column{}, tb.columns...)
@@ -290,19 +290,19 @@ func (h *history) transaction() {
 				tb.columns = saved
 			}
 		case n < 19:
-			must(h.t, h.ctx, h.c, "SAVEPOINT outer_one")
+			must(h.ctx, h.t, h.c, "SAVEPOINT outer_one")
 			h.try(h.change(tb))
 			h.try(h.partitioned())
-			must(h.t, h.ctx, h.c, "ROLLBACK TO outer_one")
+			must(h.ctx, h.t, h.c, "ROLLBACK TO outer_one")
 		default:
 			h.try(fmt.Sprintf("SELECT pg_logical_emit_message(true, 'prefix %d', 'content')", n))
 		}
 	}
-	must(h.t, h.ctx, h.c, "COMMIT")
+	must(h.ctx, h.t, h.c, "COMMIT")
 }
 
 // read returns the stream's messages of a slot, up to now, with their positions.
-func read(t *testing.T, ctx context.Context, c *pgx.Conn, slot string, options ...string) [][]byte {
+func read(ctx context.Context, t *testing.T, c *pgx.Conn, slot string, options ...string) [][]byte {
 	t.Helper()
 	var quoted []string
 	for _, o := range options {
@@ -338,16 +338,16 @@ func TestSameMessagesAsPgoutput(t *testing.T) {
 			if err := srv.Exec(ctx, "CREATE DATABASE "+name); err != nil {
 				t.Fatal(err)
 			}
-			h := &history{t: t, ctx: ctx, c: connect(t, ctx, srv.DSNFor(name)), r: rand.New(rand.NewPCG(seed, 1))}
+			h := &history{t: t, ctx: ctx, c: connect(ctx, t, srv.DSNFor(name)), r: rand.New(rand.NewPCG(seed, 1))}
 			// as the plugin pins them in a walsender
-			must(t, ctx, h.c, "SET datestyle = ISO; SET extra_float_digits = 3; SET timezone = 'Asia/Kolkata'")
+			must(ctx, t, h.c, "SET datestyle = ISO; SET extra_float_digits = 3; SET timezone = 'Asia/Kolkata'")
 			names := h.setup(viaRoot)
 			for i := range names {
 				names[i] = quoteTable(names[i])
 			}
 			theirSlot, ourSlot := "theirs_"+name, "ours_"+name
 			for slot, plugin := range map[string]string{theirSlot: "pgoutput", ourSlot: "cbrepl_source"} {
-				must(t, ctx, h.c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', '%s')", slot, plugin))
+				must(ctx, t, h.c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', '%s')", slot, plugin))
 			}
 
 			var total int
@@ -355,8 +355,8 @@ func TestSameMessagesAsPgoutput(t *testing.T) {
 				for range 14 {
 					h.transaction()
 				}
-				theirs := read(t, ctx, h.c, theirSlot, "proto_version", "1", "publication_names", "pub", "messages", "true")
-				ours := read(t, ctx, h.c, ourSlot, "proto_version", "1", "publication_names", "pub",
+				theirs := read(ctx, t, h.c, theirSlot, "proto_version", "1", "publication_names", "pub", "messages", "true")
+				ours := read(ctx, t, h.c, ourSlot, "proto_version", "1", "publication_names", "pub",
 					"tables", strings.Join(names, ","), "publish_via_partition_root", fmt.Sprint(viaRoot))
 				total += compare(t, theirs, ours)
 			}

@@ -80,9 +80,9 @@ func newCluster(t *testing.T) *cluster {
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	t.Cleanup(cancel)
 	name := "plugin_" + strings.ToLower(strings.NewReplacer("/", "_", "=", "_").Replace(t.Name()))
-	admin := connect(t, ctx, base)
-	must(t, ctx, admin, "DROP DATABASE IF EXISTS "+name)
-	must(t, ctx, admin, "CREATE DATABASE "+name)
+	admin := connect(ctx, t, base)
+	must(ctx, t, admin, "DROP DATABASE IF EXISTS "+name)
+	must(ctx, t, admin, "CREATE DATABASE "+name)
 	t.Cleanup(func() {
 		end, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -95,7 +95,7 @@ func newCluster(t *testing.T) *cluster {
 			t.Logf("drop database %s: %v", name, err)
 		}
 	})
-	cl := &cluster{t: t, ctx: ctx, c: connect(t, ctx, withDatabase(t, base, name, ""))}
+	cl := &cluster{t: t, ctx: ctx, c: connect(ctx, t, withDatabase(t, base, name, ""))}
 	t.Cleanup(func() { _ = cl.c.Close(context.Background()) })
 	cl.exec("CREATE EXTENSION cbrepl_source")
 	rows, err := cl.c.Query(ctx, "SELECT content::int, hostname, port FROM gp_segment_configuration WHERE role = 'p' ORDER BY content", pgx.QueryExecModeSimpleProtocol)
@@ -138,10 +138,10 @@ func withDatabase(t *testing.T, dsn, database, host string) string {
 	return u.String()
 }
 
-func (cl *cluster) exec(sql string) { cl.t.Helper(); must(cl.t, cl.ctx, cl.c, sql) }
+func (cl *cluster) exec(sql string) { cl.t.Helper(); must(cl.ctx, cl.t, cl.c, sql) }
 
 // session is another dispatching session.
-func (cl *cluster) session() *pgx.Conn { return connect(cl.t, cl.ctx, cl.c.Config().ConnString()) }
+func (cl *cluster) session() *pgx.Conn { return connect(cl.ctx, cl.t, cl.c.Config().ConnString()) }
 
 // start makes the slots and begins to stream these tables.
 func (cl *cluster) start(tables string, viaRoot bool) {
@@ -154,8 +154,8 @@ func (cl *cluster) start(tables string, viaRoot bool) {
 	})
 	for _, n := range cl.nodes {
 		n.options = []repl.Option{{Name: "tables", Value: tables}, {Name: "publish_via_partition_root", Value: strconv.FormatBool(viaRoot)}}
-		c := connect(cl.t, cl.ctx, n.dsn)
-		must(cl.t, cl.ctx, c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s_%d', 'cbrepl_source')", slotName, n.content+1))
+		c := connect(cl.ctx, cl.t, n.dsn)
+		must(cl.ctx, cl.t, c, fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s_%d', 'cbrepl_source')", slotName, n.content+1))
 		_ = c.Close(cl.ctx)
 		cl.open(n)
 	}
@@ -222,7 +222,7 @@ func (n *node) close() {
 func (cl *cluster) flushed(n *node) uint64 {
 	cl.t.Helper()
 	var text string
-	c := connect(cl.t, cl.ctx, n.dsn)
+	c := connect(cl.ctx, cl.t, n.dsn)
 	defer c.Close(cl.ctx)
 	if err := c.QueryRow(cl.ctx, "SELECT cbrepl_source.flush_lsn()", pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
 		cl.t.Fatal(err)
@@ -408,8 +408,8 @@ func (cl *cluster) checkRows(tables ...string) {
 		total := 0
 		for _, n := range cl.nodes[1:] {
 			var want, got []string
-			c := connect(cl.t, cl.ctx, n.dsn)
-			must(cl.t, cl.ctx, c, "SET datestyle = ISO; SET extra_float_digits = 3; SET timezone = 'UTC'; SET search_path = pg_catalog")
+			c := connect(cl.ctx, cl.t, n.dsn)
+			must(cl.ctx, cl.t, c, "SET datestyle = ISO; SET extra_float_digits = 3; SET timezone = 'UTC'; SET search_path = pg_catalog")
 			results, err := c.PgConn().Exec(cl.ctx, "SELECT * FROM "+table).ReadAll()
 			if err != nil {
 				cl.t.Fatal(err)

@@ -166,7 +166,7 @@ func TestGreenplumRewrites(t *testing.T) {
 		"ALTER TABLE moved SET DISTRIBUTED BY (k)", "ALTER TABLE moved SET WITH (REORGANIZE=true) DISTRIBUTED RANDOMLY",
 		"ALTER TABLE moved SET DISTRIBUTED BY (id)", "VACUUM FULL a", "CREATE INDEX ON a (n)", "ALTER TABLE a ADD COLUMN z int DEFAULT 7", "VACUUM FULL pg_class",
 	} {
-		must(t, cl.ctx, other, sql)
+		must(cl.ctx, t, other, sql)
 	}
 	<-done
 	cl.exec("UPDATE moved SET v = 'y' WHERE id <= 50; UPDATE a SET z = 8 WHERE id < 20; INSERT INTO moved SELECT i % 5, i, 'z' FROM generate_series(201, 300) i")
@@ -319,8 +319,8 @@ func TestGreenplumMessages(t *testing.T) {
 	if err := cl.c.QueryRow(cl.ctx, "SELECT current_database()", pgx.QueryExecModeSimpleProtocol).Scan(&elsewhere); err != nil {
 		t.Fatal(err)
 	}
-	other := connect(t, cl.ctx, withDatabase(t, cl.c.Config().ConnString(), "postgres", ""))
-	must(t, cl.ctx, other, "DROP TABLE IF EXISTS a; CREATE TABLE a (id int PRIMARY KEY, v text) DISTRIBUTED BY (id); INSERT INTO a SELECT i, 'other' FROM generate_series(1, 50) i; TRUNCATE a; DROP TABLE a")
+	other := connect(cl.ctx, t, withDatabase(t, cl.c.Config().ConnString(), "postgres", ""))
+	must(cl.ctx, t, other, "DROP TABLE IF EXISTS a; CREATE TABLE a (id int PRIMARY KEY, v text) DISTRIBUTED BY (id); INSERT INTO a SELECT i, 'other' FROM generate_series(1, 50) i; TRUNCATE a; DROP TABLE a")
 	cl.catchUp()
 	cl.checkOrder()
 	var statements []string
