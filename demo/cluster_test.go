@@ -33,7 +33,7 @@ func TestDiffer(t *testing.T) {
 
 // TestDemoCluster runs the demo into a real cluster, where it leaves nothing.
 func TestDemoCluster(t *testing.T) {
-	dsn := clustertest.DSNs(t)[0]
+	dsn := databases.Open(t, clustertest.DSNs(t)[0])
 	var out bytes.Buffer
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -96,14 +96,19 @@ func session(t *testing.T, dsn string) *pgx.Conn {
 // TestCompareCluster: the comparison finds every kind of difference, also rows
 // that only a session on the segment itself can misplace.
 func TestCompareCluster(t *testing.T) {
-	dsn := clustertest.DSNs(t)[0]
+	dsn := databases.Open(t, clustertest.DSNs(t)[0])
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	src := lab.SourceForTest(t, lab.Options{Segments: 1})
-	c, err := openCluster(ctx, dsn)
+	name, err := newName()
 	if err != nil {
 		t.Fatal(err)
 	}
+	opened, err := openCluster(ctx, "target", dsn, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := clusterTarget{opened}
 	if err := src.CreateWorkloadTables(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +136,7 @@ func TestCompareCluster(t *testing.T) {
 	}
 	check := func(what string, want func(table string) lab.TableReport) {
 		t.Helper()
-		rep, err := c.compare(ctx, src)
+		rep, err := compare(ctx, labSource{src}, c)
 		if err != nil {
 			t.Fatal(err)
 		}

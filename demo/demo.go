@@ -1,8 +1,9 @@
-// Package demo shows cbrepl at work on this machine: it starts a source and a
-// target cluster of another size, or takes a Cloudberry or Greenplum cluster as
-// the target, replicates live distributed transactions from one to the other, and
-// proves the result. It owns the progress line and the verdict; clusters and the workload
-// are package lab's, replication is package subscription's.
+// Package demo shows cbrepl at work: it starts a source and a target cluster of
+// another size on this machine, or takes a Greenplum 6 cluster as the source and a
+// Cloudberry or Greenplum cluster as the target, replicates live distributed
+// transactions from one to the other, and proves the result. It owns the progress
+// line and the verdict; clusters and the workload are package lab's, replication
+// is package subscription's.
 package demo
 
 import (
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -27,6 +29,10 @@ import (
 type Options struct {
 	// SourceSegments and TargetSegments are the clusters' sizes; 0 means 3 and 2.
 	SourceSegments, TargetSegments int
+	// SourceDSN is the connection string of the coordinator of a Greenplum 6 cluster
+	// to replicate from, instead of a source that the demo starts. It is never
+	// printed.
+	SourceDSN string
 	// TargetDSN is the connection string of the coordinator of a Cloudberry or
 	// Greenplum cluster to replicate into, instead of a target that the demo starts.
 	// It is never printed.
@@ -91,14 +97,15 @@ const (
 	subscriptionName = "demo"
 	drainLimit       = 60 * time.Second
 	// cleanupLimit bounds stopping the servers, whatever ended the demo.
-	cleanupLimit = 30 * time.Second
+	cleanupLimit = 60 * time.Second
 )
 
 // run is one demo under way.
 type run struct {
 	o      Options
-	lab    *lab.Lab
-	src    *lab.Source
+	lab    *lab.Lab // nil when both clusters are the caller's
+	dir    string
+	src    origin
 	dst    destination
 	load   *lab.Workload
 	sub    *subscription.Subscription
@@ -138,37 +145,11 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // start brings up clusters, tables, slots, first rows and the daemon.
 func (r *run) start(ctx context.Context) error {
-	name := subscriptionName
-	if r.o.TargetDSN != "" {
-		c, err := openCluster(ctx, r.o.TargetDSN)
-		if err != nil {
-			return err
-		}
-		r.dst, name = c, c.name
-		r.line.say("starting a source of %d segments with its coordinator; the target is your cluster of %d segments, in schema %s", r.o.SourceSegments, c.n, c.schema)
-	} else {
-		r.line.say("starting a source of %d segments and a target of %d shards, each with its coordinator", r.o.SourceSegments, r.o.TargetSegments)
-	}
-	var err error
-	if r.lab, err = lab.New(ctx, lab.Options{Logger: r.o.Log}); err != nil {
+	name, err := r.open(ctx)
+	if err != nil {
 		return err
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		r.src, err = r.lab.StartSource(gctx, r.o.SourceSegments)
-		return err
-	})
-	if r.dst == nil {
-		g.Go(func() error {
-			t, err := r.lab.StartTarget(gctx, r.o.TargetSegments)
-			r.dst = labTarget{t}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	if err := r.src.CreateWorkloadTables(ctx); err != nil {
+	if err := r.src.create(ctx); err != nil {
 		return err
 	}
 	if err := r.dst.create(ctx); err != nil {
@@ -202,6 +183,74 @@ func (r *run) start(ctx context.Context) error {
 	return nil
 }
 
+// open takes or starts both clusters. It returns the subscription's name.
+func (r *run) open(ctx context.Context) (name string, err error) {
+	name = subscriptionName
+	if r.o.SourceDSN != "" || r.o.TargetDSN != "" {
+		if name, err = newName(); err != nil {
+			return "", err
+		}
+	}
+	source, target := fmt.Sprintf("a source of %d segments", r.o.SourceSegments), fmt.Sprintf("a target of %d shards", r.o.TargetSegments)
+	var given, started []string
+	take := func(which string, c *cluster) {
+		given = append(given, fmt.Sprintf("the %s is your cluster of %d segments, in schema %s", which, c.n, c.schema))
+	}
+	if r.o.SourceDSN == "" {
+		started = append(started, source)
+	} else {
+		s, err := openSource(ctx, r.o.SourceDSN, name)
+		if err != nil {
+			return "", err
+		}
+		take("source", s.cluster)
+		r.src = s
+	}
+	if r.o.TargetDSN == "" {
+		started = append(started, target)
+	} else {
+		c, err := openCluster(ctx, "target", r.o.TargetDSN, name)
+		if err != nil {
+			return "", err
+		}
+		take("target", c)
+		r.dst = clusterTarget{c}
+	}
+	for _, g := range given {
+		r.line.say("%s", g)
+	}
+	if len(started) == 0 {
+		r.dir, err = os.MkdirTemp("", "cbrepl-demo-")
+		return name, err
+	}
+	r.line.say("starting %s, each with its coordinator", strings.Join(started, " and "))
+	return name, r.startLab(ctx)
+}
+
+// startLab starts the clusters that were not given.
+func (r *run) startLab(ctx context.Context) (err error) {
+	if r.lab, err = lab.New(ctx, lab.Options{Logger: r.o.Log}); err != nil {
+		return err
+	}
+	r.dir = r.lab.Dir()
+	g, ctx := errgroup.WithContext(ctx)
+	if r.src == nil {
+		g.Go(func() error {
+			s, err := r.lab.StartSource(ctx, r.o.SourceSegments)
+			r.src = labSource{s}
+			return err
+		})
+	}
+	if r.dst == nil {
+		g.Go(func() error {
+			t, err := r.lab.StartTarget(ctx, r.o.TargetSegments)
+			r.dst = labTarget{t}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
 // replicate runs the load, stops it, and waits until the target has everything.
 func (r *run) replicate(ctx context.Context) error {
 	loadCtx, stopLoad := context.WithTimeout(ctx, r.o.Duration)
@@ -227,7 +276,7 @@ func (r *run) replicate(ctx context.Context) error {
 		return errors.Join(err, ctx.Err())
 	}
 	r.line.say("load stopped; draining")
-	ends, err := r.src.Ends(ctx)
+	ends, err := r.src.ends(ctx)
 	if err != nil {
 		return err
 	}
@@ -278,28 +327,36 @@ func (r *run) cleanUp(ctx context.Context) error {
 		r.stop()
 		<-r.ended
 	}
-	var err error
-	if r.dst != nil {
-		var what string
-		if what, err = r.dst.remove(ctx); err == nil && what != "" {
+	var errs []error
+	removed := func(what string, err error) {
+		if err == nil && what != "" {
 			r.line.say("%s", what)
 		}
+		errs = append(errs, err)
 	}
-	if r.lab == nil {
-		return err
+	if r.dst != nil {
+		removed(r.dst.remove(ctx))
 	}
-	return errors.Join(err, r.lab.Close(ctx))
+	if r.src != nil {
+		removed(r.src.remove(ctx, r.cfg))
+	}
+	if r.lab != nil {
+		errs = append(errs, r.lab.Close(ctx))
+	} else if r.dir != "" {
+		errs = append(errs, os.RemoveAll(r.dir))
+	}
+	return errors.Join(errs...)
 }
 
 // configure writes the subscription's file and loads it.
 func (r *run) configure(name string) error {
-	sub, err := lab.NewSubscription(name, r.lab.Dir(), r.src, nil)
+	sub, err := lab.NewSubscription(name, r.dir, r.src, nil)
 	if err != nil {
 		return err
 	}
 	sub.Set("source.status_interval", "500ms")
-	r.dst.describe(sub)
-	r.file = filepath.Join(r.lab.Dir(), name+".yaml")
+	r.dst.describe(sub, r.src.schemaName())
+	r.file = filepath.Join(r.dir, name+".yaml")
 	if err := sub.Write(r.file); err != nil {
 		return err
 	}

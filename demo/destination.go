@@ -14,10 +14,14 @@ type destination interface {
 	// segments is how many segments, or shards, it has; word is the one of the two.
 	segments() int
 	word() string
-	// describe puts the target into the subscription's file.
-	describe(*lab.Subscription)
-	// compare compares every table with the source's and checks where rows are.
-	compare(ctx context.Context, src *lab.Source) (lab.Report, error)
+	// describe puts the target into the subscription's file; from is the schema of
+	// the source's tables.
+	describe(s *lab.Subscription, from string)
+	// rows reads a table's rows as sorted text.
+	rows(ctx context.Context, table string) ([]string, error)
+	// misplaced counts rows of a table that are not where its policy puts them; want
+	// is all rows.
+	misplaced(ctx context.Context, table string, want []string) (int64, error)
 	// total sums the balances of the accounts.
 	total(ctx context.Context) (int64, error)
 	// places lists what a person can look at.
@@ -37,10 +41,19 @@ func (t labTarget) segments() int { return t.Segments() }
 
 func (labTarget) word() string { return "shards" }
 
-func (t labTarget) describe(s *lab.Subscription) { s.Target = t.DSNs() }
+func (t labTarget) describe(s *lab.Subscription, from string) {
+	s.Target = t.DSNs()
+	if from != "public" {
+		s.Set("tables.rename", []map[string]string{{"from": from, "to": "public"}})
+	}
+}
 
-func (t labTarget) compare(ctx context.Context, src *lab.Source) (lab.Report, error) {
-	return lab.Compare(ctx, src, t.TargetCluster)
+func (t labTarget) rows(ctx context.Context, table string) ([]string, error) {
+	return t.RowsOf(ctx, table)
+}
+
+func (t labTarget) misplaced(ctx context.Context, table string, _ []string) (int64, error) {
+	return t.VerifyPlacement(ctx, table)
 }
 
 func (t labTarget) total(ctx context.Context) (int64, error) {

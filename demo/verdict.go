@@ -14,7 +14,7 @@ func (r *run) verdict(ctx context.Context, began time.Time) error {
 	rep := r.sub.Report()
 	where := strings.TrimSuffix(r.dst.word(), "s")
 	r.line.say("verifying: every table row by row, every target row's %s against cdbhash over %d segments", where, r.dst.segments())
-	cmp, err := r.dst.compare(ctx, r.src)
+	cmp, err := compare(ctx, r.src, r.dst)
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (r *run) verdict(ctx context.Context, began time.Time) error {
 	dtxs, multi, _ := r.load.Counts()
 	a := rep.Applied
 	fmt.Fprintf(&out, "\nsource   %d segments: %d distributed transactions committed, %d of them on several segments\n",
-		r.o.SourceSegments, dtxs, multi)
+		r.src.segments(), dtxs, multi)
 	fmt.Fprintf(&out, "target   %d %s: %d transactions applied in %d batches, %d row changes received (replicated rows once per segment)\n",
 		r.dst.segments(), r.dst.word(), a.Dtxs, a.Batches, a.Rows)
 	fmt.Fprintf(&out, "balance  %d on the target, %d at every commit of the source\n", total, r.load.Total())
@@ -59,7 +59,7 @@ func (r *run) verdict(ctx context.Context, began time.Time) error {
 // stay keeps everything running until ctx ends.
 func (r *run) stay(ctx context.Context) error {
 	r.line.say("\nkept running until you press Ctrl-C (the daemon goes on replicating):")
-	for _, p := range append(contents("source", r.src.DSN(), r.src.SegmentDSNs()), r.dst.places()...) {
+	for _, p := range append(r.src.places(), r.dst.places()...) {
 		r.line.say("  %s", p)
 	}
 	r.line.say("  configuration  %s\n  status         cbrepl status --addr %s", r.file, r.cfg.HTTP.Listen)

@@ -24,9 +24,16 @@ type Subscription struct {
 	Settings map[string]any
 }
 
+// Published is a source as a subscription names it: its servers, the coordinator
+// first, and its publication.
+type Published interface {
+	DSNs() []string
+	Publication() string
+}
+
 // NewSubscription describes a subscription between two clusters. Its spool is in
 // dir; its status endpoint has a port that is free now.
-func NewSubscription(name, dir string, src *Source, target []string) (*Subscription, error) {
+func NewSubscription(name, dir string, src Published, target []string) (*Subscription, error) {
 	listen, err := FreeAddress()
 	if err != nil {
 		return nil, err

@@ -41,17 +41,25 @@ func (s *Source) Begin(ctx context.Context) (*Tx, error) {
 // transaction that lost to another one (see Retryable) is run again, up to 20
 // times.
 func (s *Source) Do(ctx context.Context, f func(*Tx) error) error {
-	var err error
-	for range 20 {
-		var tx *Tx
-		if tx, err = s.Begin(ctx); err != nil {
+	return Retry(ctx, func() error {
+		tx, err := s.Begin(ctx)
+		if err != nil {
 			return err
 		}
 		if err = f(tx); err == nil {
 			err = tx.Commit(ctx)
 		}
 		_ = tx.Rollback(context.WithoutCancel(ctx)) // no effect after Commit
-		if err == nil || !Retryable(err) || ctx.Err() != nil {
+		return err
+	})
+}
+
+// Retry runs a transaction again while it loses to others (see Retryable), up to
+// 20 times.
+func Retry(ctx context.Context, once func() error) error {
+	var err error
+	for range 20 {
+		if err = once(); err == nil || !Retryable(err) || ctx.Err() != nil {
 			return err
 		}
 	}

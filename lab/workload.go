@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cbrepl/dtx"
 	"cbrepl/router"
 )
 
@@ -60,7 +61,7 @@ type Workload struct {
 	// TransfersOnly leaves out the other tables.
 	TransfersOnly bool
 
-	src   *Source
+	src   Database
 	dtxs  atomic.Int64
 	rows  atomic.Int64
 	multi atomic.Int64
@@ -80,10 +81,34 @@ var (
 	codes   = []string{"EUR", "USD", "JPY", "CHF", "SEK", "BRL"}
 )
 
-// NewWorkload returns a workload of 500 accounts and 8 workers on a source with
+// Database is what a workload runs on: a source of the lab, or a cluster that
+// somebody else runs.
+type Database interface {
+	// Transact runs f in a distributed transaction and commits it. It runs f again
+	// when the transaction lost to another one.
+	Transact(ctx context.Context, f func(Statements) error) error
+	// Count counts the rows of a table.
+	Count(ctx context.Context, table string) (int64, error)
+}
+
+// Statements change rows in one transaction, as the methods of Tx do.
+type Statements interface {
+	Insert(ctx context.Context, table string, rows ...Row) error
+	Update(ctx context.Context, table string, set, key Values) (int64, error)
+	Delete(ctx context.Context, table string, key Values) (int64, error)
+	// Participants lists the segments that have taken part so far.
+	Participants() []dtx.Content
+}
+
+// Transact is Do for a workload.
+func (s *Source) Transact(ctx context.Context, f func(Statements) error) error {
+	return s.Do(ctx, func(tx *Tx) error { return f(tx) })
+}
+
+// NewWorkload returns a workload of 500 accounts and 8 workers on a database with
 // the workload's tables.
-func NewWorkload(src *Source, seed uint64) *Workload {
-	return &Workload{src: src, Seed: seed, Accounts: 500, Workers: 8}
+func NewWorkload(db Database, seed uint64) *Workload {
+	return &Workload{src: db, Seed: seed, Accounts: 500, Workers: 8}
 }
 
 // Total is the sum of all balances at every commit.
@@ -96,10 +121,10 @@ func (w *Workload) Counts() (dtxs, multi, rows int64) {
 }
 
 // do runs one transaction and counts it.
-func (w *Workload) do(ctx context.Context, f func(tx *Tx) (rows int64, err error)) error {
+func (w *Workload) do(ctx context.Context, f func(tx Statements) (rows int64, err error)) error {
 	var n int64
 	var parts int
-	err := w.src.Do(ctx, func(tx *Tx) (err error) {
+	err := w.src.Transact(ctx, func(tx Statements) (err error) {
 		n, err = f(tx)
 		parts = len(tx.Participants())
 		return err
@@ -169,7 +194,7 @@ func (w *Workload) insert(ctx context.Context, table string, rows []Row) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	return w.do(ctx, func(tx *Tx) (int64, error) { return int64(len(rows)), tx.Insert(ctx, table, rows...) })
+	return w.do(ctx, func(tx Statements) (int64, error) { return int64(len(rows)), tx.Insert(ctx, table, rows...) })
 }
 
 // Run keeps the workers busy until ctx ends; that is no error.
@@ -222,7 +247,7 @@ func (w *Workload) transfer(ctx context.Context, rnd *rand.Rand) error {
 	if a > b {
 		a, b, amount = b, a, -amount
 	}
-	return w.do(ctx, func(tx *Tx) (int64, error) {
+	return w.do(ctx, func(tx Statements) (int64, error) {
 		set := func(id, delta int) error {
 			_, err := tx.Update(ctx, Accounts, Values{"balance": Expr(fmt.Sprintf("balance + %d", delta))}, Values{"id": id})
 			return err
@@ -241,7 +266,7 @@ func (w *Workload) insertOrders(ctx context.Context, rnd *rand.Rand, n int) erro
 		keys[i] = orderKey{regions[rnd.IntN(len(regions))], w.next.Add(1)}
 		rows[i] = Row{keys[i].region, keys[i].no, fmt.Sprintf("%d.%02d", rnd.IntN(10000), rnd.IntN(100)), detail(rnd)}
 	}
-	err := w.do(ctx, func(tx *Tx) (int64, error) { return int64(n), tx.Insert(ctx, Orders, rows...) })
+	err := w.do(ctx, func(tx Statements) (int64, error) { return int64(n), tx.Insert(ctx, Orders, rows...) })
 	if err == nil {
 		w.mu.Lock()
 		w.keys = append(w.keys, keys...)
@@ -276,7 +301,7 @@ func (w *Workload) changeOrder(ctx context.Context, rnd *rand.Rand) error {
 		return nil
 	}
 	var keep *orderKey
-	err := w.do(ctx, func(tx *Tx) (int64, error) {
+	err := w.do(ctx, func(tx Statements) (int64, error) {
 		keep = &k // the transaction may run again
 		key := Values{"region": k.region, "no": k.no}
 		switch rnd.IntN(4) {
@@ -322,7 +347,7 @@ func (w *Workload) insertEvents(ctx context.Context, rnd *rand.Rand, n int) erro
 		ids[i] = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", rnd.Uint32(), rnd.IntN(1<<16), rnd.IntN(1<<12), rnd.IntN(1<<12), rnd.Int64N(1<<48))
 		rows[i] = Row{ids[i], "2024-02-29 12:00:00.000001+00", rnd.IntN(100), `{"a": [1, 2.50, "x\ty"]}`}
 	}
-	err := w.do(ctx, func(tx *Tx) (int64, error) { return int64(n), tx.Insert(ctx, Events, rows...) })
+	err := w.do(ctx, func(tx Statements) (int64, error) { return int64(n), tx.Insert(ctx, Events, rows...) })
 	if err == nil {
 		w.mu.Lock()
 		w.ids = append(w.ids, ids...)
@@ -337,7 +362,7 @@ func (w *Workload) changeEvent(ctx context.Context, rnd *rand.Rand) error {
 		return nil
 	}
 	gone := rnd.IntN(3) == 0
-	err := w.do(ctx, func(tx *Tx) (int64, error) {
+	err := w.do(ctx, func(tx Statements) (int64, error) {
 		if gone {
 			return tx.Delete(ctx, Events, Values{"id": id})
 		}
@@ -353,7 +378,7 @@ func (w *Workload) changeEvent(ctx context.Context, rnd *rand.Rand) error {
 
 // reprice changes a row of the replicated table, on every segment.
 func (w *Workload) reprice(ctx context.Context, rnd *rand.Rand) error {
-	return w.do(ctx, func(tx *Tx) (int64, error) {
+	return w.do(ctx, func(tx Statements) (int64, error) {
 		return tx.Update(ctx, Currencies, Values{
 			"rate": fmt.Sprintf("%d.%04d", rnd.IntN(3), rnd.IntN(10000)), "changes": Expr("changes + 1"),
 		}, Values{"code": codes[rnd.IntN(len(codes))]})
@@ -363,7 +388,7 @@ func (w *Workload) reprice(ctx context.Context, rnd *rand.Rand) error {
 // audit inserts into the random table, and now and then removes an old row,
 // which takes every segment since nobody knows where it is.
 func (w *Workload) audit(ctx context.Context, rnd *rand.Rand, worker, n int) error {
-	return w.do(ctx, func(tx *Tx) (int64, error) {
+	return w.do(ctx, func(tx Statements) (int64, error) {
 		rows := make([]Row, n)
 		for i := range rows {
 			rows[i] = Row{w.next.Add(1), worker, fmt.Sprintf("step %d", rnd.IntN(100))}

@@ -9,7 +9,7 @@ import (
 	"cbrepl/source/stream/repl"
 )
 
-// FlushReader asks a segment of a Greenplum 6 source how far its log is on disk,
+// FlushReader asks a node of a Greenplum 6 source how far its log is on disk,
 // over an ordinary session that it opens again when it was lost. It is used by
 // one goroutine.
 type FlushReader struct {
@@ -21,7 +21,10 @@ type FlushReader struct {
 // FlushReader makes the reader of a content's flush position. It connects to
 // nothing.
 func (c *Cluster) FlushReader(content dtx.Content) *FlushReader {
-	r := &FlushReader{resolve: c.Resolver(content)}
+	r := &FlushReader{}
+	if content != dtx.Coordinator {
+		r.resolve = c.Resolver(content)
+	}
 	for _, n := range c.nodes {
 		if n.Content == content {
 			r.node = n

@@ -22,13 +22,15 @@ func newDemoCmd() *cobra.Command {
 		Long: "Start a source and a target cluster on local PostgreSQL servers, replicate live\n" +
 			"distributed transactions from one to the other, verify every row and its shard, and\n" +
 			"clean up. The exit code is 0 only when the result is proved.\n\n" +
-			"With --target-dsn the target is a Cloudberry or Greenplum cluster that you have: the\n" +
-			"demo works in a schema of its own there and removes it. Arguments are visible to other\n" +
+			"With --target-dsn the target is a Cloudberry or Greenplum cluster that you have, with\n" +
+			"--source-dsn the source is a Greenplum 6 that has plugin cbrepl_source: the demo works in\n" +
+			"a schema of its own there, with slots of its own, and removes them. Arguments are visible to other\n" +
 			"users of this machine: leave a password to PGPASSWORD or ~/.pgpass.",
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().IntVar(&o.SourceSegments, "source-segments", 3, "segments of the source, 1 to 16")
 	cmd.Flags().IntVar(&o.TargetSegments, "target-segments", 2, "shards of the target, 1 to 16")
+	cmd.Flags().StringVar(&o.SourceDSN, "source-dsn", "", "connection `string` of the coordinator of a Greenplum 6 cluster to replicate from")
 	cmd.Flags().StringVar(&o.TargetDSN, "target-dsn", "", "connection `string` of the coordinator of a cluster to replicate into")
 	cmd.Flags().IntVar(&seconds, "seconds", 20, "how long the load runs")
 	cmd.Flags().BoolVar(&o.Keep, "keep", false, "leave everything running after the verdict, until Ctrl-C")
@@ -38,11 +40,15 @@ func newDemoCmd() *cobra.Command {
 		if o.SourceSegments == 0 || o.TargetSegments == 0 || seconds == 0 {
 			return &usageError{fmt.Errorf("segments and seconds must be at least 1")}
 		}
-		switch given := cmd.Flags().Changed; {
-		case given("target-dsn") && o.TargetDSN == "":
-			return &usageError{fmt.Errorf("--target-dsn is empty")}
-		case given("target-dsn") && given("target-segments"):
-			return &usageError{fmt.Errorf("--target-segments does not go with --target-dsn: the cluster has the segments that it has")}
+		for flag, dsn := range map[string]string{"source": o.SourceDSN, "target": o.TargetDSN} {
+			given := cmd.Flags().Changed
+			switch {
+			case !given(flag + "-dsn"):
+			case dsn == "":
+				return &usageError{fmt.Errorf("--%s-dsn is empty", flag)}
+			case given(flag + "-segments"):
+				return &usageError{fmt.Errorf("--%s-segments does not go with --%[1]s-dsn: the cluster has the segments that it has", flag)}
+			}
 		}
 		if err := o.Validate(); err != nil {
 			return &usageError{err}

@@ -22,6 +22,11 @@ import (
 // The role must be a superuser.
 const EnvVar = "CBREPL_TEST_CLUSTER_DSN"
 
+// SourceEnvVar names the environment variable with the connection URL of the
+// coordinator of a Greenplum 6 that has cbrepl_source preloaded on every node. The
+// role must be a superuser.
+const SourceEnvVar = "CBREPL_TEST_SOURCE_DSN"
+
 // TB is what the helpers need of *testing.T and *testing.B.
 type TB interface {
 	Helper()
@@ -40,6 +45,17 @@ func DSNs(t TB) []string {
 		t.Skipf("NOT RUN: set %s to the connection URL of a Cloudberry or Greenplum coordinator (postgres://superuser@host:port/postgres)", EnvVar)
 	}
 	return list
+}
+
+// SourceDSN is the source of the environment. It skips the test when there is
+// none.
+func SourceDSN(t TB) string {
+	t.Helper()
+	dsn := os.Getenv(SourceEnvVar)
+	if dsn == "" {
+		t.Skipf("NOT RUN: set %s to the connection URL of a Greenplum 6 coordinator with cbrepl_source preloaded on every node (postgres://superuser@host:port/postgres)", SourceEnvVar)
+	}
+	return dsn
 }
 
 // Databases keeps one database per cluster for the tests of a package.
