@@ -190,6 +190,10 @@ extern void read_prepare(const XLogRecord *record, PrepareFacts *facts);
 extern void read_abort(const XLogRecord *record, AbortFacts *facts);
 extern bool is_wal_message(const XLogRecord *record, Oid database, const char **data, Size *len);
 
+/* rewrite.c */
+struct ReorderBufferTXN;
+extern void apply_rewrites(struct ReorderBufferTXN *txn);
+
 /* truncate.c */
 extern void send_truncate(State *state, const WalMessage *message);
 

@@ -89,6 +89,9 @@ begin_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 	state->block.end_lsn = txn->end_lsn;
 	state->block.commit_time = txn_commit_time(txn);
 	state->block.begun = false;
+#ifdef CBREPL_GREENPLUM
+	apply_rewrites(txn);
+#endif
 }
 
 static void
