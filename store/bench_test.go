@@ -97,7 +97,7 @@ func BenchmarkRows(b *testing.B) {
 							b.Fatal(err)
 						}
 					}
-					p, err := tx.CommitNoSync(ctx, dtx.Part{EndLSN: dtx.LSN(b.N - left + 1)})
+					p, err := tx.Commit(ctx, dtx.Part{EndLSN: dtx.LSN(b.N - left + 1)})
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -10,7 +10,6 @@ import (
 // Values of the small records. All are fixed fields, big-endian, and a list:
 //
 //	part:     gxid:8 kind:1 endlsn:8 time:8 rows:8 bytes:8 barrier:1 flags:1 size:8 n:4 xid:4...
-//	prepared: lsn:8 rows:8 bytes:8 barrier:1 flags:1 size:8 n:4 xid:4... gid
 //	record:   gxid:8 kind:1 time:8 n:4 content:2...
 //
 // size is what the transaction takes in its chain.
@@ -77,7 +76,7 @@ func (d *dec) done(what string) error {
 	return nil
 }
 
-// stored is what a part or prepared record says about a transaction.
+// stored is what a part record says about a transaction.
 type stored struct {
 	flags   byte
 	size    int64
@@ -107,26 +106,6 @@ func decodePart(b []byte) (dtx.Part, stored, error) {
 	}
 	st := stored{flags: d.u8(), size: int64(d.u64()), aborted: d.xids()}
 	return p, st, d.done("part record")
-}
-
-func encodePrepared(p *Prepared, st stored) []byte {
-	e := make(enc, 0, 64+4*len(st.aborted)+len(p.GID))
-	e.u64(uint64(p.LSN))
-	e.u64(uint64(p.Rows))
-	e.u64(uint64(p.Bytes))
-	e.flag(p.Barrier)
-	e.u8(st.flags)
-	e.u64(uint64(st.size))
-	e.xids(st.aborted)
-	return append(e, p.GID...)
-}
-
-func decodePrepared(b []byte) (Prepared, stored, error) {
-	d := dec{b: b}
-	p := Prepared{LSN: dtx.LSN(d.u64()), Rows: int64(d.u64()), Bytes: int64(d.u64()), Barrier: d.u8() != 0}
-	st := stored{flags: d.u8(), size: int64(d.u64()), aborted: d.xids()}
-	p.GID = string(d.b)
-	return p, st, d.done("prepared record")
 }
 
 func encodeRecord(r dtx.CommitRecord) []byte {

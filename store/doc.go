@@ -9,7 +9,7 @@
 // In mode Applied the spool is a cache: positions are confirmed to the source
 // only after the target has committed, so nothing is synced, there is no
 // write-ahead log, and Open starts empty. In mode Spooled the spool is the only
-// copy: what has been acknowledged (Commit, Prepare, Sync) is on disk and is
+// copy: what has been acknowledged (Sync) is on disk and is
 // listed by Recover after a restart; it is never rebuilt in silence.
 //
 // # Addresses
@@ -38,7 +38,6 @@
 //
 //	'd' content:2 class:1 chain:8 offset:8  block of a chain   (both modes)
 //	'p' content:2 class:1 chain:8 offset:2  committed part     (Spooled only, as all below)
-//	'q' content:2 class:1 chain:8 offset:2  prepared transaction
 //	'e' content:2 endlsn:8                  committed part without rows
 //	'c' endlsn:8                            commit record
 //	's' content:2                           stream position

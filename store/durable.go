@@ -9,27 +9,12 @@ import (
 	"cbrepl/dtx"
 )
 
-// Prepared is a prepared transaction whose outcome is not known.
-type Prepared struct {
-	Content dtx.Content
-	ID      dtx.SpoolID
-	GID     string
-	// LSN is what Prepare was given.
-	LSN         dtx.LSN
-	Rows, Bytes int64
-	Barrier     bool
-
-	st stored
-}
-
 // Recovered is what a spool in mode Spooled held when it was opened.
 type Recovered struct {
 	// Parts lists the unreleased parts by content, each in stream order.
 	Parts map[dtx.Content][]dtx.Part
 	// Records lists the commit records in stream order.
 	Records []dtx.CommitRecord
-	// Prepared lists prepared transactions by content and LSN; Resume takes them up.
-	Prepared []Prepared
 	// Positions lists what SavePosition saved, by content.
 	Positions []dtx.Position
 	// Batch is the last that SaveBatch saved, and Token whose it is: parts of batches
@@ -39,8 +24,8 @@ type Recovered struct {
 }
 
 // AppendRecord keeps a commit record (mode Spooled; nothing in mode Applied).
-// Like every write but Commit and Prepare it is durable after the next Sync or
-// synced Commit or Prepare: writes reach the disk in the order they were made.
+// Like every write it is durable after the next Sync; writes reach the disk in
+// the order they were made.
 func (s *Spool) AppendRecord(ctx context.Context, r dtx.CommitRecord) error {
 	s.recordMu.Lock()
 	s.recordsKept++
@@ -133,25 +118,4 @@ func (s *Spool) Recover(context.Context) (Recovered, error) {
 		return Recovered{}, nil
 	}
 	return *r, nil
-}
-
-// Resume takes up a prepared transaction found by Recover, to commit or drop it.
-func (w *Writer) Resume(p Prepared) (*Txn, error) {
-	n, off := splitID(p.ID)
-	l := w.lane
-	l.mu.Lock()
-	c := l.chains[n]
-	if c != nil {
-		if i, ok := c.find(off); !ok || c.txns[i]&(txnReadable|txnReleased) != 0 {
-			c = nil
-		}
-	}
-	l.mu.Unlock()
-	if c == nil || p.Content != l.content {
-		return nil, w.s.fault("resume prepared transaction", l.content, errNotSpooled)
-	}
-	return &Txn{
-		w: w, chain: c, off: off, id: p.ID, flags: p.st.flags, state: txnPrepared, written: p.st.size,
-		rows: p.Rows, bytes: p.Bytes, barrier: p.Barrier, aborted: p.st.aborted,
-	}, nil
 }

@@ -74,12 +74,15 @@ func (h *history) run(ctx context.Context, o Options) (err error) {
 		}
 		open[c] = nil
 		if h.rng.IntN(8) == 0 {
-			if err := x.tx.Prepare(ctx, fmt.Sprint("g", i), dtx.LSN(i)); err != nil {
+			if err := x.tx.Prepare(ctx); err != nil {
 				return err
 			}
 		}
 		p, err := x.tx.Commit(ctx, dtx.Part{GXID: dtx.GXID(i), EndLSN: dtx.LSN(i + 1)})
 		if err != nil {
+			return err
+		}
+		if err := s.Sync(ctx); err != nil {
 			return err
 		}
 		x.part = p

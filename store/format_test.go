@@ -47,7 +47,7 @@ func TestFormat(t *testing.T) {
 			must(b.Append(ctx, r1, pgotest.Insert(500, 7, pgotest.Text("b"))))
 			b.AbortSub(501)
 			b.AbortSub(500)
-			must(b.Prepare(ctx, "gid", 0x2000))
+			must(b.Prepare(ctx))
 			c := w.Begin(false)
 			must(c.Append(ctx, r1, pgotest.Insert(0, 7, pgotest.Text("c"))))
 			_, err = c.Commit(ctx, dtx.Part{GXID: 100, Kind: dtx.OnePhase, EndLSN: 0x1235})
@@ -185,19 +185,18 @@ func (sc *script) run(d *datadriven.TestData) string {
 		err = sc.txns[name].AppendTruncate(sc.ctx, []RelVersion{sc.rels[str("rel", "r")]}, pgotest.Truncate(dtx.XID(arg("xid", 0)), 0, uint32(arg("id", 7))))
 	case "abort": // abort NAME xid=
 		sc.txns[name].AbortSub(dtx.XID(arg("xid", 0)))
-	case "commit", "commit-nosync": // commit NAME gxid=
+	case "commit", "commit-nosync": // commit NAME gxid=; commit syncs
 		sc.next++
 		p := dtx.Part{GXID: dtx.GXID(arg("gxid", 1)), Kind: dtx.TwoPhase, EndLSN: sc.next}
-		f := sc.txns[name].Commit
-		if d.Cmd == "commit-nosync" {
-			f = sc.txns[name].CommitNoSync
+		if p, err = sc.txns[name].Commit(sc.ctx, p); err == nil && d.Cmd == "commit" {
+			err = sc.s.Sync(sc.ctx)
 		}
-		if p, err = f(sc.ctx, p); err == nil {
+		if err == nil {
 			sc.parts[name] = p
 			out = fmt.Sprintf("rows %d bytes %d barrier %v spooled %v\n", p.Rows, p.Bytes, p.Barrier, p.Spool != 0)
 		}
-	case "prepare": // prepare NAME gid= lsn=
-		err = sc.txns[name].Prepare(sc.ctx, str("gid", name), dtx.LSN(arg("lsn", 1)))
+	case "prepare": // prepare NAME
+		err = sc.txns[name].Prepare(sc.ctx)
 	case "drop":
 		err = sc.txns[name].Drop()
 	case "sync":
@@ -283,14 +282,6 @@ func (sc *script) open() (string, error) {
 	}
 	for _, rec := range r.Records {
 		out += fmt.Sprintf("record gxid %d LSN %s\n", rec.GXID, rec.EndLSN)
-	}
-	for _, p := range r.Prepared {
-		out += fmt.Sprintf("prepared content %d gid %s LSN %s rows %d\n", p.Content, p.GID, p.LSN, p.Rows)
-		tx, rerr := sc.writer(int(p.Content)).Resume(p)
-		if rerr != nil {
-			return out, rerr
-		}
-		sc.txns[p.GID] = tx
 	}
 	for _, p := range r.Positions {
 		out += fmt.Sprintf("position %s\n", p)

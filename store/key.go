@@ -10,7 +10,6 @@ import (
 const (
 	prefixData     = 'd'
 	prefixPart     = 'p'
-	prefixPrepared = 'q'
 	prefixEmpty    = 'e'
 	prefixRecord   = 'c'
 	prefixPosition = 's'
@@ -68,7 +67,7 @@ const (
 	txnKeyLen   = chainKeyLen + 2
 )
 
-// appendTxnKey appends a key of the part or prepared keyspace.
+// appendTxnKey appends a key of the part keyspace.
 func appendTxnKey(b []byte, prefix byte, c dtx.Content, id dtx.SpoolID) []byte {
 	n, off := splitID(id)
 	return binary.BigEndian.AppendUint16(appendChainKey(b, prefix, c, n), uint16(off))

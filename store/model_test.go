@@ -78,7 +78,6 @@ type modelTxn struct {
 	rows     []wantRow
 	aborted  map[dtx.XID]bool
 	subs     []dtx.XID
-	gid      string
 	barrier  bool
 
 	part dtx.Part
@@ -279,11 +278,9 @@ func (m *model) commitTxn(x *modelTxn) {
 func (m *model) commitAt(x *modelTxn, lsn dtx.LSN) {
 	p := dtx.Part{GXID: dtx.GXID(lsn), Kind: dtx.TwoPhase, EndLSN: lsn, CommitTime: dtx.PGTime(lsn)}
 	synced := rapid.Bool().Draw(m.t, "synced")
-	var err error
-	if synced {
-		p, err = x.tx.Commit(m.ctx, p)
-	} else {
-		p, err = x.tx.CommitNoSync(m.ctx, p)
+	p, err := x.tx.Commit(m.ctx, p)
+	if synced && err == nil {
+		err = m.s.Sync(m.ctx)
 	}
 	m.check(err)
 	if p.Rows != int64(len(x.rows)) || (p.Spool == 0) != (len(x.rows) == 0) || p.Barrier != x.barrier || p.Content != x.content {
@@ -302,10 +299,7 @@ func (m *model) commit(*rapid.T) {
 func (m *model) prepare(*rapid.T) {
 	x, i := pick(m, "txn", m.open)
 	m.open = slices.Delete(m.open, i, i+1)
-	m.nextLSN++
-	x.gid = fmt.Sprintf("gid-%d", m.nextLSN)
-	m.check(x.tx.Prepare(m.ctx, x.gid, m.nextLSN))
-	x.seq = m.acked(true)
+	m.check(x.tx.Prepare(m.ctx))
 	m.prepared = append(m.prepared, x)
 }
 
@@ -325,8 +319,6 @@ func (m *model) dropPrepared(*rapid.T) {
 	x, i := pick(m, "prepared", m.prepared)
 	m.prepared = slices.Delete(m.prepared, i, i+1)
 	m.check(x.tx.Drop())
-	m.check(m.s.Sync(m.ctx))
-	m.durable = m.seq
 }
 
 func (m *model) record(*rapid.T) {
@@ -483,7 +475,7 @@ func (m *model) end() {
 	if d := m.s.deadDisk.Load(); d != 0 {
 		m.t.Fatalf("%d dead bytes are left", d)
 	}
-	for _, p := range []byte{prefixData, prefixPart, prefixPrepared, prefixEmpty} {
+	for _, p := range []byte{prefixData, prefixPart, prefixEmpty} {
 		m.check(m.s.scan(m.ctx, p, func(k, _ []byte) error { return fmt.Errorf("key %q is left", k) }))
 	}
 	m.check(m.s.Close())
@@ -575,7 +567,7 @@ func (m *model) restart() {
 	m.start()
 	r, err := m.s.Recover(m.ctx)
 	m.check(err)
-	m.open = nil
+	m.open, m.prepared = nil, nil
 
 	known := map[dtx.LSN]*modelTxn{}
 	for _, x := range slices.Concat(m.gone, m.parts) {
@@ -611,41 +603,14 @@ func (m *model) restart() {
 		}
 	}
 	// Writes reach the disk in order: all before the newest one found are there.
-	prepared := map[string]Prepared{}
-	for _, p := range r.Prepared {
-		prepared[p.GID] = p
-	}
 	for _, x := range known {
 		if !listed[x.part.EndLSN] && !released[x.part.EndLSN] && x.seq <= newest {
 			m.t.Fatalf("part %+v (write %d of %d durable, %d found) is lost", x.part, x.seq, m.durable, newest)
 		}
 	}
-	var still []*modelTxn
-	for _, x := range slices.Concat(m.prepared, m.parts, m.gone) {
-		p, ok := prepared[x.gid]
-		if x.gid == "" || !ok {
-			continue
-		}
-		if listed[x.part.EndLSN] {
-			m.t.Fatalf("transaction %s is listed as prepared and as part", x.gid)
-		}
-		x.tx, err = m.writers[x.content].Resume(p)
-		m.check(err)
-		delete(prepared, x.gid)
-		still = append(still, x)
-	}
-	if len(prepared) > 0 {
-		m.t.Fatalf("prepared transactions from nowhere: %v", prepared)
-	}
-	for _, x := range m.prepared {
-		if !slices.Contains(still, x) {
-			m.t.Fatalf("prepared transaction %s is lost", x.gid)
-		}
-	}
-	m.prepared = still
 	var gone []*modelTxn
 	for _, x := range m.gone {
-		if !listed[x.part.EndLSN] && !slices.Contains(still, x) {
+		if !listed[x.part.EndLSN] {
 			gone = append(gone, x)
 		}
 	}

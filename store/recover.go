@@ -23,7 +23,6 @@ func (s *Spool) recover(ctx context.Context) error {
 	}{
 		{prefixMeta, func(k, v []byte) error { return s.loadMeta(r, k, v) }},
 		{prefixPart, func(k, v []byte) error { return s.loadPart(r, k, v) }},
-		{prefixPrepared, func(k, v []byte) error { return s.loadPrepared(r, k, v) }},
 		{prefixEmpty, func(k, v []byte) error { return s.loadEmpty(r, k, v) }},
 		{prefixRecord, func(k, v []byte) error {
 			rec, err := decodeRecord(v)
@@ -46,12 +45,9 @@ func (s *Spool) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.recoverRelations(ctx, len(r.Prepared) == 0 && s.space.committed == 0); err != nil {
+	if err := s.recoverRelations(ctx, s.space.committed == 0); err != nil {
 		return err
 	}
-	slices.SortFunc(r.Prepared, func(a, b Prepared) int {
-		return cmp.Or(cmp.Compare(a.Content, b.Content), cmp.Compare(a.LSN, b.LSN))
-	})
 	s.adopt()
 	if err := s.dropRepeats(ctx, r); err != nil {
 		return err
@@ -160,20 +156,6 @@ func (s *Spool) loadPart(r *Recovered, k, v []byte) error {
 	return nil
 }
 
-func (s *Spool) loadPrepared(r *Recovered, k, v []byte) error {
-	c, id, ok := parseTxnKey(k)
-	p, st, err := decodePrepared(v)
-	if err != nil || !ok {
-		return keyFault(err, "prepared record")
-	}
-	p.Content, p.ID, p.st = c, id, st
-	l := s.loadTxn(id, c, st, 0)
-	l.open++
-	s.space.add(st.size, 0)
-	r.Prepared = append(r.Prepared, p)
-	return nil
-}
-
 func (s *Spool) loadEmpty(r *Recovered, k, v []byte) error {
 	p, _, err := decodePart(v)
 	if err != nil || len(k) != 11 {
@@ -233,8 +215,7 @@ func (s *Spool) dropRepeats(ctx context.Context, r *Recovered) error {
 	return s.Release(repeats)
 }
 
-// dropOrphans deletes the blocks of chains that no part and no prepared
-// transaction needs. It looks for them by seeking from live chain to live chain.
+// dropOrphans deletes the blocks of chains that no part needs. It looks for them by seeking from live chain to live chain.
 func (s *Spool) dropOrphans(ctx context.Context) error {
 	return s.db.update(ctx, false, func(b *pebble.Batch) error {
 		it, err := s.db.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: []byte{prefixData}, UpperBound: []byte{prefixData + 1}})

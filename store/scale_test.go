@@ -77,7 +77,7 @@ func TestTinyTransactions(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				p, err := tx.CommitNoSync(ctx, dtx.Part{EndLSN: dtx.LSN(i + 1)})
+				p, err := tx.Commit(ctx, dtx.Part{EndLSN: dtx.LSN(i + 1)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -165,7 +165,7 @@ func TestBacklog(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		p, err := tx.CommitNoSync(ctx, dtx.Part{EndLSN: dtx.LSN(i + 1)})
+		p, err := tx.Commit(ctx, dtx.Part{EndLSN: dtx.LSN(i + 1)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -142,7 +142,7 @@ func TestFullSpool(t *testing.T) {
 						return
 					}
 				}
-				p, err := tx.CommitNoSync(ctx, dtx.Part{GXID: 1, EndLSN: dtx.LSN(i + 1)})
+				p, err := tx.Commit(ctx, dtx.Part{GXID: 1, EndLSN: dtx.LSN(i + 1)})
 				if err != nil {
 					t.Error(err)
 					return
@@ -164,6 +164,31 @@ func TestFullSpool(t *testing.T) {
 	over := map[dtx.Content]bool{}
 	ended := false
 	for {
+		var missing []dtx.Content
+		for c := range dtx.Content(writers) {
+			if len(queues[c]) == 0 && !over[c] {
+				missing = append(missing, c)
+			}
+		}
+		if len(missing) == 0 || ended {
+			var ps []dtx.Part
+			for c, q := range queues {
+				if len(q) > 0 {
+					n := 1 + rng.IntN(len(q))
+					ps, queues[c] = append(ps, q[:n]...), q[n:]
+				}
+			}
+			if err := s.Release(ps); err != nil {
+				t.Fatal(err)
+			}
+			if len(ps) > 0 {
+				continue // who is missing now?
+			}
+			if ended && len(committed) == 0 {
+				break
+			}
+		}
+		s.SetExempt(missing)
 		select {
 		case p := <-committed:
 			if p.EndLSN == 0 {
@@ -175,33 +200,6 @@ func TestFullSpool(t *testing.T) {
 			done, ended = nil, true
 		case <-ctx.Done():
 			t.Fatalf("seed %d: stuck: %+v", seed, s.Usage())
-		}
-		var missing []dtx.Content
-		for c := range dtx.Content(writers) {
-			if len(queues[c]) == 0 && !over[c] {
-				missing = append(missing, c)
-			}
-		}
-		if len(missing) > 0 && !ended {
-			s.SetExempt(missing)
-			continue
-		}
-		left := 0
-		var ps []dtx.Part
-		for c, q := range queues {
-			if len(q) == 0 {
-				continue
-			}
-			n := 1 + rng.IntN(len(q))
-			ps = append(ps, q[:n]...)
-			queues[c] = q[n:]
-			left += len(queues[c])
-		}
-		if err := s.Release(ps); err != nil {
-			t.Fatal(err)
-		}
-		if ended && left == 0 && len(committed) == 0 {
-			break
 		}
 	}
 	if u := s.Usage(); u.Bytes != 0 || u.Parts != 0 {

@@ -222,29 +222,16 @@ func (t *Txn) addBig(ctx context.Context, k frameKind, p []byte) error {
 // skipped when the part is read. It keeps 4 bytes for each.
 func (t *Txn) AbortSub(xid dtx.XID) { t.aborted = append(t.aborted, xid) }
 
-// Prepare ends the transaction's rows. In mode Spooled it is durable under gid
-// when Prepare returns, and listed by Recover until it is committed or dropped.
-// lsn is kept with it for the caller.
-func (t *Txn) Prepare(ctx context.Context, gid string, lsn dtx.LSN) error {
-	return t.finish(ctx, "spool prepared transaction", txnPrepared, true, func(b *pebble.Batch) error {
-		return b.Set(appendTxnKey(nil, prefixPrepared, t.w.lane.content, t.id), encodePrepared(&Prepared{GID: gid, LSN: lsn, Rows: t.rows, Bytes: t.bytes, Barrier: t.barrier}, t.stored()), nil)
-	})
+// Prepare ends the transaction's rows, until Commit or Drop. A prepared
+// transaction is not kept across a restart: the source sends it again.
+func (t *Txn) Prepare(ctx context.Context) error {
+	return t.finish(ctx, "spool prepared transaction", txnPrepared, func(*pebble.Batch) error { return nil })
 }
 
 // Commit completes p with the transaction's place, row and byte counts, and the
 // barrier flag when it truncates, and makes its rows readable. p.Spool is 0
-// when there are none. In mode Spooled the part is durable when Commit returns.
+// when there are none. In mode Spooled the part is durable after the next Sync.
 func (t *Txn) Commit(ctx context.Context, p dtx.Part) (dtx.Part, error) {
-	return t.commit(ctx, p, true)
-}
-
-// CommitNoSync is Commit, except that in mode Spooled the part is durable only
-// after the next Sync, synced Commit or Prepare of the spool.
-func (t *Txn) CommitNoSync(ctx context.Context, p dtx.Part) (dtx.Part, error) {
-	return t.commit(ctx, p, false)
-}
-
-func (t *Txn) commit(ctx context.Context, p dtx.Part, sync bool) (dtx.Part, error) {
 	c := t.w.lane.content
 	p.Content, p.Rows, p.Bytes = c, t.rows, t.bytes
 	p.Barrier = p.Barrier || t.barrier
@@ -253,18 +240,12 @@ func (t *Txn) commit(ctx context.Context, p dtx.Part, sync bool) (dtx.Part, erro
 		p.Spool = t.id
 	}
 	t.aborted = sortXIDs(t.aborted)
-	prepared := t.state == txnPrepared
 	if p.Spool == 0 && t.w.s.opts.Mode == Spooled && t.state != txnEnded {
 		t.w.lane.mu.Lock()
 		t.w.lane.empties.add(p.EndLSN)
 		t.w.lane.mu.Unlock()
 	}
-	err := t.finish(ctx, "spool part", txnEnded, sync, func(b *pebble.Batch) error {
-		if prepared {
-			if err := b.Delete(appendTxnKey(nil, prefixPrepared, c, t.id), nil); err != nil {
-				return err
-			}
-		}
+	err := t.finish(ctx, "spool part", txnEnded, func(b *pebble.Batch) error {
 		if p.Spool == 0 {
 			return b.Set(appendEmptyKey(nil, c, p.EndLSN), encodePart(p, t.stored()), nil)
 		}
@@ -275,7 +256,7 @@ func (t *Txn) commit(ctx context.Context, p dtx.Part, sync bool) (dtx.Part, erro
 
 // finish completes the rows when they are not yet, writes what record adds (mode
 // Spooled, in one batch with the last block) and moves to state to.
-func (t *Txn) finish(ctx context.Context, op string, to txnState, sync bool, record func(*pebble.Batch) error) error {
+func (t *Txn) finish(ctx context.Context, op string, to txnState, record func(*pebble.Batch) error) error {
 	s, c := t.w.s, t.w.lane.content
 	if t.err != nil {
 		return t.err
@@ -287,7 +268,7 @@ func (t *Txn) finish(ctx context.Context, op string, to txnState, sync bool, rec
 	if err != nil {
 		return s.fault(op, c, err)
 	}
-	if err := t.store(ctx, sync, record); err != nil {
+	if err := t.store(ctx, record); err != nil {
 		t.err = s.fault(op, c, err)
 		return t.err
 	}
@@ -304,7 +285,7 @@ func (t *Txn) finish(ctx context.Context, op string, to txnState, sync bool, rec
 }
 
 // store puts the last block, ended by an end frame, where the others are.
-func (t *Txn) store(ctx context.Context, sync bool, record func(*pebble.Batch) error) error {
+func (t *Txn) store(ctx context.Context, record func(*pebble.Batch) error) error {
 	w, s := t.w, t.w.s
 	last := t.state == txnOpen && t.rows > 0
 	if last {
@@ -316,7 +297,7 @@ func (t *Txn) store(ctx context.Context, sync bool, record func(*pebble.Batch) e
 		t.buf = appendFrameHeader(t.buf, frameEnd, 0)
 	}
 	if s.opts.Mode == Spooled {
-		return t.write(ctx, last, sync, record)
+		return t.write(ctx, last, record)
 	}
 	if t.shared() {
 		s.count(w.lane, t.chain, len(t.buf)-t.counted)
@@ -327,9 +308,9 @@ func (t *Txn) store(ctx context.Context, sync bool, record func(*pebble.Batch) e
 }
 
 // write writes the record and, when last, the block under construction.
-func (t *Txn) write(ctx context.Context, last, sync bool, record func(*pebble.Batch) error) error {
+func (t *Txn) write(ctx context.Context, last bool, record func(*pebble.Batch) error) error {
 	w, s := t.w, t.w.s
-	err := s.db.update(ctx, sync, func(b *pebble.Batch) error {
+	err := s.db.update(ctx, false, func(b *pebble.Batch) error {
 		if last {
 			if err := b.Set(appendDataKey(nil, w.lane.content, t.chain.num, t.blockOff), t.buf, nil); err != nil {
 				return err
@@ -406,18 +387,11 @@ func (t *Txn) leave(ctx context.Context) error {
 	return nil
 }
 
-// Drop gives the transaction up: its rows are gone. In mode Spooled the drop of a
-// prepared transaction is durable after the next Sync.
+// Drop gives the transaction up: its rows are gone.
 func (t *Txn) Drop() error {
 	s, c := t.w.s, t.w.lane.content
 	if t.state == txnEnded {
 		return nil
-	}
-	var err error
-	if t.state == txnPrepared && s.opts.Mode == Spooled {
-		err = s.db.update(context.Background(), false, func(b *pebble.Batch) error {
-			return b.Delete(appendTxnKey(nil, prefixPrepared, c, t.id), nil)
-		})
 	}
 	first := t.state == txnOpen
 	if t.shared() { // its bytes stay between those of its neighbours
@@ -426,10 +400,10 @@ func (t *Txn) Drop() error {
 	t.rows = 0
 	t.settle(txnEnded)
 	t.state = txnEnded
-	if first {
-		err = errors.Join(err, t.leave(context.Background()))
+	if !first {
+		return nil
 	}
-	if err != nil {
+	if err := t.leave(context.Background()); err != nil {
 		return s.fault("drop spooled transaction", c, err)
 	}
 	return nil

@@ -137,7 +137,7 @@ func (d *spooledStream) write(ctx context.Context, ev *dtx.Event) error {
 	switch ev.Kind {
 	case dtx.EventPart:
 		if ev.Part.Spool == 0 {
-			p, err := d.empties.Begin(false).CommitNoSync(ctx, ev.Part)
+			p, err := d.empties.Begin(false).Commit(ctx, ev.Part)
 			if err != nil {
 				return err
 			}

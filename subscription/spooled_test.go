@@ -91,7 +91,7 @@ func (s rowSource) write(ctx context.Context, w *store.Writer, p dtx.Part) (dtx.
 	if err := tx.Append(ctx, v, pgotest.Insert(0, 7, pgotest.Text(rowOf(p)))); err != nil {
 		return p, errors.Join(err, tx.Drop())
 	}
-	return tx.CommitNoSync(ctx, p)
+	return tx.Commit(ctx, p)
 }
 
 func rowOf(p dtx.Part) string { return strconv.Itoa(int(p.GXID)) + "@" + p.Content.String() }

@@ -159,7 +159,7 @@ func (a *Assembler) finishPart(ctx context.Context, out *feed.Out, t *txn, end d
 		// Not synced: whoever confirms positions of a spool that is the only copy
 		// syncs it first, once for many parts.
 		var err error
-		if part, err = a.spoolTxn(t).CommitNoSync(ctx, part); err != nil {
+		if part, err = a.spoolTxn(t).Commit(ctx, part); err != nil {
 			return err
 		}
 		if err := faultinject.Point(faultSpooled); err != nil {

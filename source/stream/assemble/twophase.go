@@ -91,7 +91,7 @@ func (a *Assembler) hold(ctx context.Context, out *feed.Out, t *txn, m pgoutput.
 	t.hold = a.holds
 	if a.spool != nil {
 		sp := a.spoolTxn(t) // also without rows: its id names the hold
-		if err := sp.Prepare(ctx, m.GID, m.PrepareLSN); err != nil {
+		if err := sp.Prepare(ctx); err != nil {
 			return err
 		}
 		t.hold = sp.ID()
