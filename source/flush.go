@@ -33,20 +33,31 @@ func (c *Cluster) FlushReader(content dtx.Content) *FlushReader {
 	return r
 }
 
-// FlushLSN asks for the position now.
+// Open connects unless there is a session.
+func (r *FlushReader) Open(ctx context.Context) error {
+	if r.conn != nil {
+		return nil
+	}
+	return r.open(ctx)
+}
+
+// FlushLSN asks for the position now. A session that was lost since the last time
+// is replaced.
 func (r *FlushReader) FlushLSN(ctx context.Context) (dtx.LSN, error) {
-	if r.conn == nil {
-		if err := r.open(ctx); err != nil {
+	for fresh := r.conn == nil; ; fresh = true {
+		if err := r.Open(ctx); err != nil {
 			return 0, err
 		}
-	}
-	var text string
-	err := r.conn.QueryRow(ctx, "SELECT cbrepl_source.flush_lsn()", pgx.QueryExecModeSimpleProtocol).Scan(&text)
-	if err != nil {
+		var text string
+		err := r.conn.QueryRow(ctx, "SELECT cbrepl_source.flush_lsn()", pgx.QueryExecModeSimpleProtocol).Scan(&text)
+		if err == nil {
+			return dtx.ParseLSN(text)
+		}
 		r.Close()
-		return 0, repl.Fault("read flush position", r.node.Content, "", "", err)
+		if fresh || ctx.Err() != nil {
+			return 0, repl.Fault("read flush position", r.node.Content, "", "", err)
+		}
 	}
-	return dtx.ParseLSN(text)
 }
 
 // open connects to where the segment is now, and makes sure that it is that

@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -16,6 +17,9 @@ import (
 
 // sampler asks a segment how far its log is on disk.
 type sampler interface {
+	// Open connects, so that the first question is answered at once. The next one
+	// connects, too.
+	Open(ctx context.Context) error
 	FlushLSN(ctx context.Context) (dtx.LSN, error)
 	Close()
 }
@@ -42,6 +46,7 @@ type participants struct {
 	changed chan struct{}
 	waiting chan struct{} // closed while a record waits
 	waits   bool
+	asked   map[dtx.Content]time.Duration // how long the latest sample took
 }
 
 const (
@@ -51,8 +56,9 @@ const (
 	sampleEvery = 50 * time.Millisecond
 	// sampleTimeout bounds one sample.
 	sampleTimeout = 10 * time.Second
-	// samplePauseMax bounds the pause after a sample that failed.
-	samplePauseMax = 5 * time.Second
+	// samplePauseMax bounds the pause after a sample that failed: records wait for
+	// the first one after the segment is back.
+	samplePauseMax = 500 * time.Millisecond
 )
 
 // participantsLayer makes the layer. open connects to a segment.
@@ -62,7 +68,7 @@ func participantsLayer(o resolver.Options, now func() time.Time, open func(dtx.C
 		if err != nil {
 			return nil, err
 		}
-		p := &participants{now: now, r: r, changed: make(chan struct{}), waiting: make(chan struct{})}
+		p := &participants{now: now, r: r, changed: make(chan struct{}), waiting: make(chan struct{}), asked: map[dtx.Content]time.Duration{}}
 		out := make([]ContentStream, len(in))
 		for i, s := range in {
 			out[i].Content = s.Content
@@ -188,10 +194,16 @@ func (s *resolvedRecords) Participants() status.Participants {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	st := s.p.r.Stats(s.p.now())
-	return status.Participants{
+	out := status.Participants{
 		Waiting: st.Waiting, GXID: uint64(st.GXID), Contents: st.Needed, WaitSeconds: st.Age.Seconds(),
 		MedianSeconds: st.Median.Seconds(), MaxSeconds: st.Max.Seconds(),
 	}
+	for _, c := range slices.Sorted(maps.Keys(s.p.asked)) {
+		if d := s.p.asked[c].Seconds(); d > out.SampleSeconds {
+			out.SampleSeconds, out.SampleContent = d, c
+		}
+	}
+	return out
 }
 
 // sampledSegment is a segment's stream with its samples.
@@ -228,12 +240,14 @@ func (s *sampledSegment) sample(ctx context.Context) error {
 	at := s.open(s.content)
 	defer at.Close()
 	pause := sampleEvery
+	_ = at.Open(ctx) // a fault comes again at the first sample
 	for {
 		s.p.mu.Lock()
 		waiting := s.p.waiting
 		token, cs := s.p.r.Wanted()
 		s.p.mu.Unlock()
 		if slices.Contains(cs, s.content) {
+			began := s.p.now()
 			lsn, err := s.ask(ctx, at)
 			switch {
 			case ctx.Err() != nil:
@@ -245,6 +259,7 @@ func (s *sampledSegment) sample(ctx context.Context) error {
 			default:
 				pause = sampleEvery
 				s.p.mu.Lock()
+				s.p.asked[s.content] = s.p.now().Sub(began)
 				s.p.sort(s.p.r.Sampled(s.content, token, lsn, s.p.now(), nil))
 				s.p.mu.Unlock()
 			}

@@ -31,7 +31,15 @@ func (s *handStream) Run(ctx context.Context, _ dtx.LSN, emit func(context.Conte
 }
 
 // handSampler answers what a test says.
-type handSampler struct{ answers chan dtx.LSN }
+type handSampler struct {
+	answers chan dtx.LSN
+	opened  chan struct{}
+}
+
+func (s handSampler) Open(context.Context) error {
+	s.opened <- struct{}{}
+	return nil
+}
 
 func (s handSampler) FlushLSN(ctx context.Context) (dtx.LSN, error) {
 	select {
@@ -54,8 +62,8 @@ func TestParticipantsLayer(t *testing.T) {
 		streams[c] = &handStream{events: make(chan dtx.Event)}
 		in = append(in, ContentStream{c, streams[c]})
 	}
-	answers := make(chan dtx.LSN)
-	layer := participantsLayer(resolver.Options{Contents: []dtx.Content{0, 1}}, time.Now, func(dtx.Content) sampler { return handSampler{answers} })
+	answers, opened := make(chan dtx.LSN), make(chan struct{}, 2)
+	layer := participantsLayer(resolver.Options{Contents: []dtx.Content{0, 1}}, time.Now, func(dtx.Content) sampler { return handSampler{answers, opened} })
 	out, err := layer(in)
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +88,13 @@ func TestParticipantsLayer(t *testing.T) {
 		case streams[ev.Content].events <- ev:
 		case <-ctx.Done():
 			t.Fatalf("%s of content %d is not taken", ev.Kind, ev.Content)
+		}
+	}
+	for range 2 { // before a record waits, so that none waits for a connection
+		select {
+		case <-opened:
+		case <-ctx.Done():
+			t.Fatal("the samplers do not connect at the start")
 		}
 	}
 	feed(dtx.Event{Kind: dtx.EventPrepared, Content: 0, LSN: 10, GXID: 7})

@@ -82,6 +82,10 @@ type Participants struct {
 	// MedianSeconds and MaxSeconds are the delays of the latest records.
 	MedianSeconds float64 `json:"median_seconds"`
 	MaxSeconds    float64 `json:"max_seconds"`
+	// SampleSeconds is how long the slowest of the segments' latest answers to the
+	// question for their flush position took, SampleContent whose it was.
+	SampleSeconds float64     `json:"sample_seconds"`
+	SampleContent dtx.Content `json:"sample_content"`
 }
 
 // Stream is one source node.

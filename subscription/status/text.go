@@ -101,7 +101,8 @@ func (r *Report) WriteText(out io.Writer) error {
 	fmt.Fprintf(w, "\nspool    %s of %s%s\n", Size(r.Spool.Bytes), Size(r.Spool.MaxBytes), full)
 	fmt.Fprintf(w, "pending  %d transactions, %d parts, %d rows, %s\n", r.Pending.Dtxs, r.Pending.Parts, r.Pending.Rows, Size(r.Pending.Bytes))
 	if p := r.Participants; p != nil {
-		fmt.Fprintf(w, "records  %d wait for their participants; the latest took %.0f ms (median), %.0f ms (most)\n", p.Waiting, 1000*p.MedianSeconds, 1000*p.MaxSeconds)
+		fmt.Fprintf(w, "records  %d wait for their participants; the latest took %.0f ms (median), %.0f ms (most); the slowest segment (content %d) answered in %.0f ms\n",
+			p.Waiting, 1000*p.MedianSeconds, 1000*p.MaxSeconds, p.SampleContent, 1000*p.SampleSeconds)
 		if p.GXID != 0 {
 			fmt.Fprintf(w, "  gxid %d for %.1f s, for word of content %v\n", p.GXID, p.WaitSeconds, p.Contents)
 		}
