@@ -22,7 +22,8 @@ const settings6SQL = `SELECT pg_postmaster_start_time()::text || '/' || current_
  current_setting('max_replication_slots')::int, (SELECT count(*)::int FROM pg_replication_slots),
  current_setting('max_wal_senders')::int, (SELECT count(*)::int FROM pg_stat_replication),
  (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user), quote_ident(current_user),
- EXISTS (SELECT 1 FROM pg_replication_slots WHERE slot_name = $1), current_setting('shared_preload_libraries'), version()`
+ EXISTS (SELECT 1 FROM pg_replication_slots WHERE slot_name = $1), current_setting('shared_preload_libraries'), version(),
+ current_setting('wal_keep_segments')::int`
 
 // runGreenplum6 looks at one node of a Greenplum 6.
 func (p *probe) runGreenplum6(ctx context.Context) {
@@ -37,7 +38,8 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 	}
 	var st serverSettings
 	var preloaded, version string
-	err = conn.QueryRow(ctx, settings6SQL, p.cfg.Slot).Scan(append(st.fields(&p.facts), &preloaded, &version)...)
+	var kept int
+	err = conn.QueryRow(ctx, settings6SQL, p.cfg.Slot).Scan(append(st.fields(&p.facts), &preloaded, &version, &kept)...)
 	if err != nil {
 		p.fail("check source", err)
 		return
@@ -51,6 +53,7 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 		return
 	}
 	if p.node.Content == dtx.Coordinator {
+		p.keptLog(kept)
 		if p.facts.listed, err = readListed(ctx, p.cfg.Coordinator, conn, p.cfg.Publication); err != nil {
 			p.fail("read publication", err)
 			return
@@ -68,6 +71,27 @@ func (p *probe) runGreenplum6(ctx context.Context) {
 	if streams {
 		p.replication(ctx)
 	}
+}
+
+// keepSegments is how many segments of 64 MiB the coordinator is to keep. Its log
+// holds catalogues and commit records, some hundred bytes a transaction.
+const keepSegments = 64
+
+// keptLog looks at what the coordinator keeps of its log. Unlike segments, and
+// unlike any PostgreSQL, it does not keep what slots need: a checkpoint removes
+// everything but wal_keep_segments, and the daemon, when it comes back later than
+// that, cannot go on.
+func (p *probe) keptLog(segments int) {
+	if segments >= keepSegments {
+		return
+	}
+	p.add(check.Finding{
+		Level: check.Warning,
+		Found: fmt.Sprintf("wal_keep_segments is %d on the coordinator, want at least %d: a Greenplum 6 coordinator removes log that a slot still needs, and a daemon that was away for longer needs a new initial copy",
+			segments, keepSegments),
+		Remedy: "Run there",
+		SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET wal_keep_segments = %d", keepSegments), "SELECT pg_reload_conf()"},
+	})
 }
 
 // library checks plugin cbrepl_source on this node. It reports whether looking on
