@@ -12,9 +12,11 @@
 // A Lab owns one directory below the temporary directory and every server in
 // it. Servers listen on a free port of 127.0.0.1, trust every local
 // connection, and run as an unprivileged account when the caller is root. They
-// keep nothing safe: fsync is off. Lab.Close stops them and removes the
-// directory. When the process dies instead, the servers are told to stop by the
-// kernel (Linux) and the next Lab removes the directory.
+// keep nothing safe: fsync is off. Their data directories are unpacked from a
+// file that initdb's first run on the machine left in the temporary directory.
+// Lab.Close stops the servers and removes the lab's directory. When the process
+// dies instead, the servers are told to stop by the kernel (Linux) and the next
+// Lab removes the directory.
 //
 // A package's tests share servers, which start when first asked for:
 //
@@ -23,7 +25,7 @@
 //	func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 //
 //	func TestX(t *testing.T) {
-//		dsn := shared.Database(t) // a fresh database on the shared server
+//		dsn := shared.Database(t) // an empty database on the shared server
 //		src := shared.Source(t)   // the shared source cluster
 //	}
 //

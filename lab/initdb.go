@@ -1,19 +1,22 @@
 package lab
 
 import (
+	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"cbrepl/dtx"
 )
@@ -42,27 +45,77 @@ func (l *Lab) run(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// initTemplate makes the data directory that every server's is copied from.
+// initdbArgs are initdb's arguments beside the directory.
+var initdbArgs = []string{"-U", superuser, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"}
+
+// initTemplate returns the archive of a data directory that every server's is
+// unpacked from. It is a file of the caller's in the temporary directory, and
+// initdb runs once for all labs until the server's binaries are others. One
+// file is either there or not: what clears old files away cannot damage it.
 func (l *Lab) initTemplate(ctx context.Context) (string, error) {
+	path, err := l.templatePath()
+	if err != nil {
+		return "", opErr("find data directory template", err)
+	}
+	if ownFile(path) {
+		return path, nil
+	}
 	dir := filepath.Join(l.dir, "template")
-	err := l.run(ctx, "initdb", "-D", dir, "-U", superuser, "-A", "trust", "-E", "UTF8",
-		"--locale=C", "--no-sync", "--no-instructions")
-	return dir, err
+	if err := l.run(ctx, "initdb", append([]string{"-D", dir}, initdbArgs...)...); err != nil {
+		return "", err
+	}
+	archive := dir + ".tar"
+	if err := errors.Join(archiveTree(dir, archive), removeAll(dir)); err != nil {
+		return "", opErr("archive data directory template", err)
+	}
+	// Another lab may have been quicker, but one archive is as good as the other.
+	if os.Rename(archive, path) != nil { // another file system: for this lab only
+		return archive, nil
+	}
+	return path, nil
 }
 
-// newDataDir makes a data directory with a system identifier of its own: a copy
-// of the template in which the identifier is another. It takes a tenth of the
-// CPU time of another initdb, and no program beside the server.
+// templatePath names the template after what makes it.
+func (l *Lab) templatePath() (string, error) {
+	h := sha256.New()
+	for _, name := range serverTools {
+		file, err := filepath.EvalSymlinks(filepath.Join(l.bin, name))
+		if err != nil {
+			return "", err
+		}
+		st, err := os.Stat(file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, file, st.Size(), st.ModTime().UnixNano())
+	}
+	fmt.Fprintln(h, initdbArgs)
+	return filepath.Join(tempBase(), fmt.Sprintf("cbrepl-initdb-%d-%.16x.tar", os.Geteuid(), h.Sum(nil))), nil
+}
+
+// ownFile reports whether path is a file that only the caller may have written.
+func ownFile(path string) bool {
+	st, err := os.Lstat(path)
+	if err != nil || !st.Mode().IsRegular() || st.Mode().Perm()&0o022 != 0 {
+		return false
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && int(sys.Uid) == os.Geteuid()
+}
+
+// newDataDir makes a data directory with a system identifier of its own: the
+// template in which the identifier is another. It takes a tenth of the CPU time
+// of another initdb, and no program beside the server.
 func (l *Lab) newDataDir(ctx context.Context, dir string) error {
 	tmpl, err := l.template()
 	if err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return opErr("copy data directory", err)
+		return opErr("unpack data directory", err)
 	}
-	if err := l.copyTree(tmpl, dir); err != nil {
-		return opErr("copy data directory", err)
+	if err := l.unpackTree(tmpl, dir); err != nil {
+		return opErr("unpack data directory", err)
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -123,62 +176,69 @@ func setControlID(b []byte, sysid uint64) error {
 	return errors.New("there is no checksum")
 }
 
-// copyTree copies a data directory and gives the copy to the servers' account.
-func (l *Lab) copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		dst := filepath.Join(to, rel)
-		switch {
-		case d.IsDir():
-			err = os.Mkdir(dst, 0o700)
-		case filepath.Dir(rel) == "pg_wal":
-			err = copySegment(path, dst)
-		case d.Type().IsRegular():
-			err = copyFile(path, dst)
-		default:
-			err = fmt.Errorf("%s is neither file nor directory", path)
-		}
-		if err != nil {
-			return err
-		}
-		return l.own(dst)
-	})
+// archiveTree writes a directory's files into an archive.
+func archiveTree(dir, archive string) (err error) {
+	f, err := os.OpenFile(archive, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := tar.NewWriter(f)
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
+		return err
+	}
+	return w.Close()
 }
 
-// copySegment copies a WAL segment. The zeros behind its last record, which are
-// nearly all of it, become a hole.
-func copySegment(from, to string) error {
-	b, err := os.ReadFile(from)
+// unpackTree makes a directory of an archive and gives it to the servers'
+// account. Zeros at the end of a file, which are nearly all of a WAL segment,
+// become a hole.
+func (l *Lab) unpackTree(archive, dir string) error {
+	f, err := os.Open(archive)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(to, bytes.TrimRight(b, "\x00"), 0o600); err != nil {
+	defer f.Close()
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	return os.Truncate(to, int64(len(b)))
+	if err := l.own(dir); err != nil {
+		return err
+	}
+	for r := tar.NewReader(bufio.NewReaderSize(f, 1<<20)); ; {
+		hdr, err := r.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !filepath.IsLocal(hdr.Name) {
+			return fmt.Errorf("%s holds %q", archive, hdr.Name)
+		}
+		path := filepath.Join(dir, hdr.Name)
+		if hdr.Typeflag == tar.TypeDir {
+			err = os.Mkdir(path, 0o700)
+		} else {
+			err = writeFile(path, r, hdr.Size)
+		}
+		if err == nil {
+			err = l.own(path)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
+func writeFile(path string, r io.Reader, size int64) error {
+	b := make([]byte, size)
+	if _, err := io.ReadFull(r, b); err != nil {
 		return err
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
+	content := bytes.TrimRight(b, "\x00")
+	if err := os.WriteFile(path, content, 0o600); err != nil || len(content) == len(b) {
 		return err
 	}
-	defer func() {
-		if cerr := out.Close(); err == nil {
-			err = cerr
-		}
-	}()
-	_, err = io.Copy(out, in) // copy_file_range, so a reflink where there are any
-	return err
+	return os.Truncate(path, size)
 }

@@ -91,8 +91,7 @@ const dirPrefix = "cbrepl-lab-"
 // lockName is the file that a living lab holds locked in its directory.
 const lockName = "lock"
 
-// Lab owns a directory and the servers in it. Clusters of one Lab share one
-// initdb run. Its methods may be called by several goroutines.
+// Lab owns a directory and the servers in it. Its methods may be called by several goroutines.
 type Lab struct {
 	opts    Options
 	bin     string
@@ -103,7 +102,7 @@ type Lab struct {
 	single  bool // made for one server or cluster, and ends with it
 	started time.Time
 
-	template func() (string, error) // runs initdb once
+	template func() (string, error) // finds or makes the data directories' archive
 
 	mu      sync.Mutex
 	servers []*Server

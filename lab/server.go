@@ -18,8 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"cbrepl/dtx"
 )
 
@@ -198,7 +196,7 @@ func (s *Server) ended(p *process) bool {
 	}
 }
 
-// Start starts a server that is not running and waits until it answers.
+// Start starts a server that is not running and waits until it takes connections.
 func (s *Server) Start(ctx context.Context) error {
 	s.ops.Lock()
 	defer s.ops.Unlock()
@@ -220,7 +218,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.starts++
 	s.mu.Unlock()
 	for {
-		if err = s.answers(ctx); err == nil {
+		if s.ready(p) {
 			s.lab.opts.Logger.Debug("server started", "name", s.name, "port", s.port)
 			return nil
 		}
@@ -231,8 +229,8 @@ func (s *Server) start(ctx context.Context) error {
 		case <-ctx.Done():
 			_ = s.signalAndWait(context.WithoutCancel(ctx), p, syscall.SIGQUIT)
 			return &dtx.Error{
-				Op: "start server " + s.name, Msg: "no answer: " + s.logTail(),
-				Err: errors.Join(ctx.Err(), err), Class: dtx.ClassStop,
+				Op: "start server " + s.name, Msg: "the server is not ready: " + s.logTail(),
+				Err: ctx.Err(), Class: dtx.ClassStop,
 			}
 		case <-p.done:
 		case <-time.After(20 * time.Millisecond):
@@ -274,23 +272,17 @@ func (s *Server) spawn() (*process, error) {
 	return p, nil
 }
 
-// answers connects and makes sure that it is this server that answers.
-func (s *Server) answers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	c, err := pgx.Connect(ctx, s.DSN())
+// ready reports whether the process has said in its pid file that it takes
+// connections. That it is in this server's directory, under this process id,
+// says that it is this server which has the port.
+func (s *Server) ready(p *process) bool {
+	b, err := os.ReadFile(filepath.Join(s.dataDir(), "postmaster.pid"))
 	if err != nil {
-		return err
+		return false
 	}
-	defer c.Close(ctx)
-	var dir string
-	if err := c.QueryRow(ctx, "show data_directory").Scan(&dir); err != nil {
-		return err
-	}
-	if dir != s.dataDir() {
-		return errors.New("another server listens on the port")
-	}
-	return nil
+	const pidLine, statusLine = 0, 7
+	lines := strings.Split(string(b), "\n")
+	return len(lines) > statusLine && lines[pidLine] == strconv.Itoa(p.pid) && strings.TrimSpace(lines[statusLine]) == "ready"
 }
 
 // logTail returns the last lines of the server's log.

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // TB is what the helpers need of *testing.T and *testing.B.
@@ -34,7 +32,8 @@ type Shared struct {
 	server *Server
 	source *Source
 	target *TargetCluster
-	dbs    atomic.Int64
+	dbs    int          // databases made
+	free   []string     // databases that no test uses
 	own    atomic.Int64 // servers and clusters of single tests
 }
 
@@ -116,26 +115,50 @@ func (s *Shared) Target(t TB) *TargetCluster {
 	return s.target
 }
 
-// Database makes an empty database on the shared single server for one test and
-// returns its connection string. The database, with slots and sessions in it,
-// is dropped when the test ends.
+// Database returns the connection string of an empty database on the shared
+// single server. It is the test's until the test ends; then everything in it is
+// dropped, with slots and sessions, and a later test may get it again.
 func (s *Shared) Database(t TB) string {
 	t.Helper()
 	srv := s.Server(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testWait)
 	defer cancel()
-	name := fmt.Sprintf("t%d", s.dbs.Add(1))
-	if err := srv.Exec(ctx, "create database "+name); err != nil {
-		t.Fatalf("create a database: %v", err)
+	name, fresh := s.takeDatabase()
+	if fresh {
+		if err := srv.Exec(ctx, "create database "+name); err != nil {
+			t.Fatalf("create a database: %v", err)
+		}
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testWait)
 		defer cancel()
+		switch clean, err := srv.clearDatabase(ctx, name); {
+		case clean:
+			s.mu.Lock()
+			s.free = append(s.free, name)
+			s.mu.Unlock()
+			return
+		case err != nil:
+			t.Logf("clear the test's database: %v", err)
+		}
 		if err := srv.DropDatabase(ctx, name); err != nil {
 			t.Logf("drop the test's database: %v", err)
 		}
 	})
 	return srv.DSNFor(name)
+}
+
+// takeDatabase returns the name of the database that is cleared longest, else
+// of one that is yet to be made.
+func (s *Shared) takeDatabase() (name string, fresh bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.free) > 0 {
+		name, s.free = s.free[0], s.free[1:]
+		return name, false
+	}
+	s.dbs++
+	return fmt.Sprintf("t%d", s.dbs), true
 }
 
 // NewServer starts a server for one test, which may break it. The options count,
@@ -209,46 +232,4 @@ func forTest[T any](t TB, o Options, start func(context.Context, Options) (T, er
 		}
 	})
 	return v
-}
-
-// Exec runs statements (separated by semicolons) in the default database.
-func (s *Server) Exec(ctx context.Context, sql string) error {
-	c, err := pgx.Connect(ctx, s.DSN())
-	if err != nil {
-		return opErr("connect to server "+s.name, err)
-	}
-	defer c.Close(ctx)
-	_, err = c.PgConn().Exec(ctx, sql).ReadAll()
-	return opErr("run SQL on server "+s.name, err)
-}
-
-// DropDatabase drops a database together with its prepared transactions,
-// replication slots and sessions.
-func (s *Server) DropDatabase(ctx context.Context, name string) error {
-	c, err := pgx.Connect(ctx, s.DSNFor(name))
-	if err != nil {
-		return opErr("connect to server "+s.name, err)
-	}
-	defer c.Close(ctx)
-	rows, _ := c.Query(ctx, "select gid from pg_prepared_xacts where database = current_database()")
-	gids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return opErr("drop database "+name, err)
-	}
-	for _, g := range gids {
-		if _, err := c.Exec(ctx, "rollback prepared "+quote(g)); err != nil {
-			return opErr("drop database "+name, err)
-		}
-	}
-	_, err = c.Exec(ctx, "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where database = $1 and active", name)
-	if err == nil {
-		_, err = c.Exec(ctx, "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = $1", name)
-	}
-	if err != nil {
-		return opErr("drop database "+name, err)
-	}
-	if err := c.Close(ctx); err != nil {
-		return opErr("drop database "+name, err)
-	}
-	return s.Exec(ctx, "drop database "+pgx.Identifier{name}.Sanitize()+" with (force)")
 }
