@@ -102,6 +102,7 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 	case n > 0:
 		stmts = append(stmts, t.dedupValues(b.DedupAdd))
 	}
+	stmts = append(stmts, t.tables.versions.CheckSQL()...)
 	c, l := pgside.AppendPositions(nil, nil, t.ledger.Moved(b))
 	stmts = append(stmts, t.ledger.Guarded(fmt.Sprintf(
 		"batch = %d, batch_epoch = %d, contents = '%s', lsns = '%s', decided_at = clock_timestamp()", b.Seq, t.ledger.Epoch(), c, l),
@@ -116,6 +117,9 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 	case len(results) < len(stmts)-1 && pgside.SQLState(err) != "" && !t.srv.Conn.IsClosed():
 		// The server refused a statement before COMMIT.
 		t.rollback(ctx)
+		if altered := t.tables.versions.Fault(opCommit, t.srv.String(), err); altered != nil {
+			return altered
+		}
 		if pgside.SQLState(err) == ledger.StateFenced {
 			return t.ledger.Fenced(opCommit, t.srv.Session)
 		}

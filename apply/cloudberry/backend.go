@@ -69,6 +69,7 @@ func (m planMode) seqscan() string  { return pgside.OnOff(m.hashed && !m.indexed
 func (b *backend) startBatch() {
 	b.begun, b.prefix, b.plan = false, nil, planMode{}
 	b.locked = map[uint32]bool{}
+	b.t.tables.versions.Begin()
 	b.stages.startBatch()
 }
 
@@ -134,9 +135,11 @@ func (b *backend) lock(f *tableFacts) {
 	b.ahead("LOCK TABLE " + pgside.TableName(f.Table) + " IN EXCLUSIVE MODE")
 }
 
-// facts returns what the catalogue said of a table. A table that is changed by
-// key is remembered, so that later batches lock it before their first COPY.
+// facts returns what the catalogue said of a table that is about to be touched. A
+// table that is changed by key is remembered, so that later batches lock it before
+// their first COPY.
 func (b *backend) facts(t *catalog.Table, changed bool) *tableFacts {
+	b.t.tables.versions.Touch(t)
 	f := b.t.tables.of(t)
 	f.changed = f.changed || changed
 	return f
@@ -206,6 +209,7 @@ func (b *backend) plain(ctx context.Context, sql string) error {
 
 // Truncate empties tables.
 func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
+	b.t.tables.versions.Touch(tables...)
 	if err := b.plain(ctx, pgside.TruncateSQL(tables, restartIdentity)); err != nil {
 		return dataFault(err)
 	}

@@ -18,6 +18,8 @@ type tables struct {
 	byOID  map[uint32]*tableFacts
 	// fires tells that some table has triggers or rules to be silenced.
 	fires bool
+	// versions are those of the tables when they were read.
+	versions *pgside.Versions
 }
 
 // of finds the facts of a table that the engine was given.
@@ -29,6 +31,8 @@ func (ts *tables) of(t *catalog.Table) *tableFacts {
 type tableFacts struct {
 	*catalog.Table
 	oid uint32
+	// types are the relations of the composite types of its columns.
+	types []uint32
 	// problem says why rows cannot be written to the table, and what to do.
 	problem, remedy string
 	// appendOnly is set when the table, or a partition of it, is append-optimized
@@ -109,9 +113,17 @@ func (f *facts) partitionedExpr() string {
 	return `CASE WHEN c.relkind = 'p' THEN 'root' ELSE '' END`
 }
 
-// readTables reads the tables of the given names that the target has. Nothing is
-// locked beyond the catalogue.
-func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, error) {
+// readTables reads the tables of the given names that the target has, in one snapshot.
+// Nothing is locked beyond the catalogue.
+func readTables(ctx context.Context, s *server, names []catalog.Name) (ts *tables, err error) {
+	err = s.Snapshot(ctx, opCatalogue, func() error {
+		ts, err = readTablesNow(ctx, s, names)
+		return err
+	})
+	return ts, err
+}
+
+func readTablesNow(ctx context.Context, s *server, names []catalog.Name) (*tables, error) {
 	schemas, list := make([]string, len(names)), make([]string, len(names))
 	for i, n := range names {
 		schemas[i], list[i] = n.Schema, n.Table
@@ -168,7 +180,15 @@ func readTables(ctx context.Context, s *server, names []catalog.Name) (*tables, 
 	if err := readHazards(ctx, s, all, ts); err != nil {
 		return nil, err
 	}
-	return ts, readPolicies(ctx, s, ts, attrs, policies)
+	if err := readPolicies(ctx, s, ts, attrs, policies); err != nil {
+		return nil, err
+	}
+	relations := map[catalog.Name][]uint32{}
+	for name, f := range ts.byName {
+		relations[name] = append([]uint32{f.oid}, f.types...)
+	}
+	ts.versions, err = pgside.ReadVersions(relations, s.catalogueQuery(ctx))
+	return ts, err
 }
 
 // setKind decides whether rows can be written, and how.
@@ -246,6 +266,7 @@ func readColumns(ctx context.Context, s *server, oids string, ts *tables) (map[a
 		f := ts.byOID[pgside.OID(r[0])]
 		attrs[attrKey{f.oid, int(pgside.Atoi(r[1]))}] = len(f.Columns)
 		f.Columns = append(f.Columns, pgside.ColumnOf(r, types))
+		f.types = append(f.types, types[pgside.OID(r[3])].Relations...)
 	}
 	return attrs, nil
 }

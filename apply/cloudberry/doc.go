@@ -25,7 +25,8 @@
 //
 //  1. The first statement travels with BEGIN in one message.
 //  2. The engine's operations, table by table in name order.
-//  3. One message: dedup entries that go and come, then the fence, then COMMIT.
+//  3. One message: dedup entries that go and come, then the check that no table was
+//     altered since Open, then the fence, then COMMIT.
 //
 // The fence is a statement that moves the subscription's row to the new batch
 // number and positions where token, epoch and batch number are the expected ones,

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"cbrepl/apply"
+	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
@@ -61,6 +62,9 @@ func (t *Target) Open(ctx context.Context) (st apply.State, err error) {
 	t.stream.SetCopies(st.Copies, st.Positions)
 	if err := t.readCatalogue(ctx); err != nil {
 		return st, err
+	}
+	if err := pgside.PrepareCheck(ctx, t.srv.Conn); err != nil {
+		return st, t.srv.Fail(opOpen, err)
 	}
 	t.opened(row)
 	return st, nil

@@ -36,6 +36,7 @@ func Run(t *testing.T, f Fixture) {
 		{"Names", testNames},
 		{"ConflictStop", testConflictStop},
 		{"ConflictLog", testConflictLog},
+		{"Altered", testAltered},
 		{"OtherErrors", testOtherErrors},
 		{"State", testState},
 		{"Lock", testLock},

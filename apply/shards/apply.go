@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
 )
 
@@ -108,6 +108,7 @@ func (t *Target) begin(ctx context.Context, n *node) error {
 	defer cancel()
 	n.phase = begun
 	n.begun++
+	n.versions.Begin()
 	sql := make([]byte, 0, 192)
 	sql = append(sql, "BEGIN; UPDATE cbrepl.shard SET batch = "...)
 	sql = strconv.AppendUint(sql, t.ledger.Tried().Batch, 10)
@@ -141,7 +142,8 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 		}
 		n.gid = gidOf(t.ledger.Tried(), t.opts.Subscription, n.facts.database)
 		n.phase = preparing
-		n.reply = n.Conn.Exec(ctx, "PREPARE TRANSACTION "+pgside.QuoteLiteral(n.gid))
+		stmts := append(n.versions.CheckSQL(), "PREPARE TRANSACTION "+pgside.QuoteLiteral(n.gid))
+		n.reply = n.Conn.Exec(ctx, strings.Join(stmts, "; "))
 	}
 	for _, n := range touched {
 		if n.reply == nil {
@@ -150,7 +152,7 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 		results, err := n.reply.ReadAll()
 		n.reply = nil
 		switch {
-		case err == nil && len(results) == 1 && results[0].CommandTag.String() == "PREPARE TRANSACTION":
+		case err == nil && len(results) > 0 && results[len(results)-1].CommandTag.String() == "PREPARE TRANSACTION":
 			n.phase = prepared
 		case err == nil:
 			// The server answers ROLLBACK, without error, when the transaction had
@@ -171,6 +173,9 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 }
 
 func (t *Target) prepareError(n *node, err error) error {
+	if altered := n.versions.Fault(opCommit, n.String(), err); altered != nil {
+		return altered
+	}
 	const hint = "Set max_prepared_transactions on that server to at least the number of subscriptions and other two-phase clients, and restart it"
 	switch pgside.SQLState(err) {
 	case pgside.StateOutOfMemory:
@@ -267,14 +272,16 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 }
 
 // shardConn returns the connection of a shard inside the batch's transaction,
-// which it opens on first use. It is how the SQL of a batch reaches a shard.
-func (t *Target) shardConn(ctx context.Context, seg dtx.Content) (*pgconn.PgConn, uint64, error) {
+// which it opens on first use. It is how the SQL of a batch, which names tables,
+// reaches a shard.
+func (t *Target) shardConn(ctx context.Context, seg dtx.Content, tables ...*catalog.Table) (*node, error) {
 	if seg < 0 || int(seg) >= len(t.shards) {
-		return nil, 0, pgside.Stop(opApply, "This is a bug in cbrepl; please report it. Nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+		return nil, pgside.Stop(opApply, "This is a bug in cbrepl; please report it. Nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
 	}
 	n := t.shards[seg]
 	if err := t.begin(ctx, n); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	return n.Conn, n.begun, nil
+	n.versions.Touch(tables...)
+	return n, nil
 }

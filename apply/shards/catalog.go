@@ -16,13 +16,16 @@ const opCatalogue = "check target tables"
 
 // catalogue is what one shard says of the tables asked for.
 type catalogue struct {
-	tables map[catalog.Name]*foundTable
+	tables   map[catalog.Name]*foundTable
+	versions *pgside.Versions
 }
 
 // foundTable is a table on one shard, with what is not in apply.Table.
 type foundTable struct {
 	*catalog.Table
 	oid uint32
+	// types are the relations of the composite types of its columns.
+	types []uint32
 	// missing lists the privileges that the role lacks.
 	missing []string
 	// hazards are triggers, rules and storage that would harm rows; nil for none.
@@ -40,9 +43,17 @@ func nameArrays(names []catalog.Name) (schemas, tables string) {
 	return pgside.TextArray(s), pgside.TextArray(t)
 }
 
-// readTables reads the tables of the given names that a shard has. Nothing is
-// locked beyond the catalogue.
-func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue, error) {
+// readTables reads the tables of the given names that a shard has, in one snapshot.
+// Nothing is locked beyond the catalogue.
+func readTables(ctx context.Context, n *node, names []catalog.Name) (cat *catalogue, err error) {
+	err = n.Snapshot(ctx, opCatalogue, func() error {
+		cat, err = readTablesNow(ctx, n, names)
+		return err
+	})
+	return cat, err
+}
+
+func readTablesNow(ctx context.Context, n *node, names []catalog.Name) (*catalogue, error) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, catalog.Name.Compare)
 	schemas, tables := nameArrays(slices.Compact(names)) // leaves share their root
@@ -101,11 +112,14 @@ func readTables(ctx context.Context, n *node, names []catalog.Name) (*catalogue,
 	if err != nil {
 		return nil, err
 	}
+	relations := map[catalog.Name][]uint32{}
 	for oid, t := range byOID {
+		relations[t.QualifiedName()] = append([]uint32{oid}, t.types...)
 		t.hazards = hazards[oid]
 		pgside.CompleteReads(t.Table, pgside.UniqueFacts{Generated: generated[oid], PartitionKey: keys[oid]})
 	}
-	return cat, nil
+	cat.versions, err = pgside.ReadVersions(relations, query)
+	return cat, err
 }
 
 func tableKind(relkind []byte) catalog.TableKind {
@@ -163,6 +177,7 @@ func readColumns(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		c := pgside.ColumnOf(r, types)
 		c.Volatile = string(r[10]) == "t"
 		t.Columns = append(t.Columns, c)
+		t.types = append(t.types, types[pgside.OID(r[3])].Relations...)
 	}
 	return attrs, nil
 }

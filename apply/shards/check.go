@@ -139,6 +139,9 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		return err
 	}
 	t.engine = eng
+	for i, n := range t.shards {
+		n.versions = cats[i].versions
+	}
 	return nil
 }
 

@@ -13,7 +13,8 @@
 //  1. On each shard that gets rows: BEGIN; raise the shard's batch number in
 //     cbrepl.shard where the epoch is this daemon's (no such row: this daemon
 //     has been replaced, stop); write the rows.
-//  2. PREPARE TRANSACTION on the touched shards.
+//  2. On the touched shards, the check that no table was altered since Open, and
+//     PREPARE TRANSACTION.
 //  3. The decision: one statement, hence one local commit, on the coordinator
 //     database. Where the epoch is this daemon's and the recorded batch is the
 //     one before, it records batch number, the epoch it was decided in,

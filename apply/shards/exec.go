@@ -22,26 +22,23 @@ import (
 // and casts. Sessions run as replica (no triggers, rules or foreign keys).
 type executor struct {
 	segments []dtx.Content
-	// conn returns the connection of a shard inside the batch's transaction, and
-	// the number of that transaction.
+	// conn returns a shard inside the batch's transaction.
 	conn connector
 	// prepared are the statements of each shard's connection.
 	prepared []statements
-	// types are the tables whose types were checked in each shard's transaction.
-	types []checkedTypes
 	// refused is set when a server did not take the binary form of rows.
 	refused *atomic.Bool
 }
 
-// connector opens a shard's transaction on first use. It is called from that
-// shard's goroutine.
-type connector func(ctx context.Context, seg dtx.Content) (conn *pgconn.PgConn, tx uint64, err error)
+// connector opens a shard's transaction on first use, and notes the tables that it
+// is about to touch. It is called from that shard's goroutine.
+type connector func(ctx context.Context, seg dtx.Content, tables ...*catalog.Table) (*node, error)
 
 var _ apply.Backend = (*executor)(nil)
 
 // newBackend returns the backend over n shards.
 func newBackend(n int, conn connector, refused *atomic.Bool) apply.Backend {
-	e := &executor{conn: conn, prepared: make([]statements, n), types: make([]checkedTypes, n), refused: refused}
+	e := &executor{conn: conn, prepared: make([]statements, n), refused: refused}
 	for i := range n {
 		e.segments = append(e.segments, dtx.Content(i))
 	}
@@ -57,29 +54,30 @@ const opRows = "apply rows"
 // Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
 // they are the exception.
 func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (int64, error) {
-	conn, tx, err := e.conn(ctx, seg)
+	n, err := e.conn(ctx, seg, op.Table)
 	if err != nil {
 		return 0, err
 	}
 	if op.Binary {
-		return e.copyBinary(ctx, seg, conn, tx, op)
+		return e.copyBinary(ctx, n, op)
 	}
+	conn := n.Conn
 	if !op.SkipDuplicates {
 		return copyIn(ctx, conn, op)
 	}
 	if err := conn.Exec(ctx, "SAVEPOINT cbrepl_copy").Close(); err != nil {
 		return 0, dataFault(err)
 	}
-	n, err := copyIn(ctx, conn, op)
+	rows, err := copyIn(ctx, conn, op)
 	var de *apply.DataError
 	if errors.As(err, &de) && de.Duplicate {
 		if err := conn.Exec(ctx, "ROLLBACK TO SAVEPOINT cbrepl_copy").Close(); err != nil {
 			return 0, dataFault(err)
 		}
 		if keys := deferrableKeys(op); len(keys) > 0 {
-			n, err = insertOneByOne(ctx, conn, op, keys)
+			rows, err = insertOneByOne(ctx, conn, op, keys)
 		} else {
-			n, err = insertNew(ctx, conn, op)
+			rows, err = insertNew(ctx, conn, op)
 		}
 	}
 	if err != nil {
@@ -88,7 +86,7 @@ func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) 
 	if err := conn.Exec(ctx, "RELEASE SAVEPOINT cbrepl_copy").Close(); err != nil {
 		return 0, dataFault(err)
 	}
-	return n, nil
+	return rows, nil
 }
 
 // copyIn inserts all rows, or fails.
@@ -141,14 +139,14 @@ func (e *executor) Delete(ctx context.Context, seg dtx.Content, op *apply.Delete
 	var q query
 	fetched := op.Ordinals || len(op.Fetch) > 0
 	q.deleteByKey(op, fetched)
-	return e.run(ctx, seg, &q, op.N, fetched, len(op.Fetch))
+	return e.run(ctx, seg, op.Table, &q, op.N, fetched, len(op.Fetch))
 }
 
 // Update updates rows by key.
 func (e *executor) Update(ctx context.Context, seg dtx.Content, op *apply.UpdateOp) (apply.Found, error) {
 	var q query
 	q.updateByKey(op)
-	return e.run(ctx, seg, &q, op.N, false, 0)
+	return e.run(ctx, seg, op.Table, &q, op.N, false, 0)
 }
 
 // DeleteImages deletes rows by their whole contents.
@@ -156,17 +154,18 @@ func (e *executor) DeleteImages(ctx context.Context, seg dtx.Content, op *apply.
 	var q query
 	fetched := op.Ordinals || len(op.Fetch) > 0
 	q.deleteImages(op, fetched)
-	return e.run(ctx, seg, &q, op.N, fetched, len(op.Fetch))
+	return e.run(ctx, seg, op.Table, &q, op.N, fetched, len(op.Fetch))
 }
 
-// run executes q and reads its answer: ordinals with fetched columns, or counts
+// run executes q, on table t, and reads its answer: ordinals with fetched columns, or counts
 // with the ordinals that were missing.
-func (e *executor) run(ctx context.Context, seg dtx.Content, q *query, rows int, fetched bool, columns int) (apply.Found, error) {
-	conn, tx, err := e.conn(ctx, seg)
+func (e *executor) run(ctx context.Context, seg dtx.Content, t *catalog.Table, q *query, rows int, fetched bool, columns int) (apply.Found, error) {
+	n, err := e.conn(ctx, seg, t)
 	if err != nil {
 		return apply.Found{}, err
 	}
-	if err := e.prepared[seg].plan(ctx, conn, tx, q); err != nil {
+	conn := n.Conn
+	if err := e.prepared[seg].plan(ctx, conn, n.begun, q); err != nil {
 		return apply.Found{}, dataFault(err)
 	}
 	var res *pgconn.Result
@@ -221,11 +220,11 @@ func readCounts(res *pgconn.Result) apply.Found {
 
 // Truncate empties tables.
 func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
-	conn, _, err := e.conn(ctx, seg)
+	n, err := e.conn(ctx, seg, tables...)
 	if err != nil {
 		return err
 	}
-	if err := conn.Exec(ctx, pgside.TruncateSQL(tables, restartIdentity)).Close(); err != nil {
+	if err := n.Conn.Exec(ctx, pgside.TruncateSQL(tables, restartIdentity)).Close(); err != nil {
 		return dataFault(err)
 	}
 	return nil
@@ -233,11 +232,11 @@ func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*cata
 
 // KeepAlive runs an empty query.
 func (e *executor) KeepAlive(ctx context.Context, seg dtx.Content) error {
-	conn, _, err := e.conn(ctx, seg)
+	n, err := e.conn(ctx, seg)
 	if err != nil {
 		return err
 	}
-	if err := conn.Exec(ctx, ";").Close(); err != nil {
+	if err := n.Conn.Exec(ctx, ";").Close(); err != nil {
 		return fail(opRows, "", err)
 	}
 	return nil

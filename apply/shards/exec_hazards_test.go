@@ -195,3 +195,37 @@ func TestCopiesOfDefaults(t *testing.T) {
 	dtxtest.WantError(t, err, dtx.ClassStop, fmt.Sprintf("%d problems", len(differ)), `column "x" exists on the target only`, "app.t0", "app.t6")
 	mustMirror(t, config("hash id", differ...))
 }
+
+// A table that becomes unfit while the target is open is noticed within the batch that
+// touches it: a composite type altered in place, a trigger that fires for replicated
+// rows, storage that a crash empties, a default that differs by shard.
+func TestMirrorBecomesUnfit(t *testing.T) {
+	for _, c := range []struct{ name, alter, want string }{
+		{"composite", "ALTER TYPE app.pair DROP ATTRIBUTE a; ALTER TYPE app.pair ADD ATTRIBUTE a int", ""},
+		{"trigger", `CREATE FUNCTION app.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.v := 0; RETURN NEW; END';
+			CREATE TRIGGER tr BEFORE INSERT ON app.t FOR EACH ROW EXECUTE FUNCTION app.f(); ALTER TABLE app.t ENABLE ALWAYS TRIGGER tr`, "trigger tr"},
+		{"unlogged", "ALTER TABLE app.t SET UNLOGGED", "is not logged"},
+		{"a default", "ALTER TABLE app.t ALTER x SET DEFAULT random()", "its default would differ"},
+		{"a column", "ALTER TABLE app.t ADD y float8 DEFAULT random()", "its default would differ"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const table = "CREATE SCHEMA app; CREATE TYPE app.pair AS (a int, b int); CREATE TABLE app.t (id int PRIMARY KEY, v int, p app.pair[]"
+			m := mustMirror(t, mirrorConfig{
+				shards: 2, ddl: table + ")", targetDDL: table + ", x float8)", policies: map[string]string{"app.t": "replicated"},
+			})
+			m.must("INSERT INTO app.t VALUES (1, 1, NULL)")
+			for _, dsn := range m.o.Shards {
+				m.exec(dsn, c.alter)
+			}
+			m.exec(m.src[0], "INSERT INTO app.t VALUES (2, 2, ARRAY[(1, 2)::app.pair])")
+			_, err := m.apply()
+			dtxtest.WantError(t, err, dtx.ClassRetry, "table app.t", "was altered on the shard 0", "shard 1")
+			if got := m.query(m.o.Shards[1], "SELECT count(*) FROM app.t"); got[0] != `"1"` {
+				t.Errorf("%s rows on shard 1", got)
+			}
+			if c.want != "" {
+				dtxtest.WantError(t, m.open(), dtx.ClassStop, "app.t", c.want)
+			}
+		})
+	}
+}

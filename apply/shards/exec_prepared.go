@@ -3,6 +3,7 @@ package shards
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -64,7 +65,11 @@ func (p *statements) run(ctx context.Context, conn *pgconn.PgConn, q *query, row
 	name, ok := p.names[text]
 	if !ok {
 		if len(p.names) >= preparedMax {
-			if err := conn.Exec(ctx, "DEALLOCATE ALL").Close(); err != nil {
+			var all strings.Builder
+			for _, name := range p.names { // the session has others
+				all.WriteString("DEALLOCATE " + name + ";")
+			}
+			if err := conn.Exec(ctx, all.String()).Close(); err != nil {
 				return &pgconn.Result{Err: err}
 			}
 			clear(p.names)

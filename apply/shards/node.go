@@ -17,6 +17,8 @@ type node struct {
 	// index is the shard's number, -1 for the coordinator database.
 	index int
 	facts facts
+	// versions are those of the tables when the target was opened.
+	versions *pgside.Versions
 
 	// What the current batch has done here.
 	phase phase

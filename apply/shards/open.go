@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"cbrepl/apply"
+	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 )
 
@@ -110,6 +111,9 @@ func (t *Target) finishSessions(ctx context.Context, epoch uint64) error {
 	err := each(ctx, opOpen, t.nodes(), func(ctx context.Context, n *node) error {
 		_, err := n.Query(ctx, `SELECT set_config('application_name', $1, false), set_config('lock_timeout', $2, false)`,
 			appName(t.opts.Subscription, epoch), strconv.FormatInt(t.opts.LockTimeout.Milliseconds(), 10))
+		if err == nil && n != t.co {
+			err = pgside.PrepareCheck(ctx, n.Conn)
+		}
 		return n.Fail(opOpen, err)
 	})
 	if err != nil {

@@ -177,19 +177,19 @@ func (w *writer) Apply(ctx context.Context, b *dtx.Batch, _ apply.Rows, _ apply.
 }
 
 func (w *writer) write(ctx context.Context, seg dtx.Content, seq uint64, c change) error {
-	conn, _, err := w.t.shardConn(ctx, seg)
+	n, err := w.t.shardConn(ctx, seg)
 	if err != nil {
 		return err
 	}
 	for a, d := range c.delta {
-		if err := conn.Exec(ctx, fmt.Sprintf("UPDATE app.account SET balance = balance + %d WHERE id = %d", d, a)).Close(); err != nil {
+		if err := n.Exec(ctx, fmt.Sprintf("UPDATE app.account SET balance = balance + %d WHERE id = %d", d, a)); err != nil {
 			return err
 		}
 	}
-	if conn, _, err = w.t.shardConn(ctx, seg); err != nil { // asked for again: the same transaction
+	if n, err = w.t.shardConn(ctx, seg); err != nil { // asked for again: the same transaction
 		return err
 	}
-	return conn.Exec(ctx, fmt.Sprintf("INSERT INTO app.log SELECT %d, n FROM generate_series(0, %d) n", seq, c.rows-1)).Close()
+	return n.Exec(ctx, fmt.Sprintf("INSERT INTO app.log SELECT %d, n FROM generate_series(0, %d) n", seq, c.rows-1))
 }
 
 // options for a test's subscription over the given databases.

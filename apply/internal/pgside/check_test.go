@@ -65,7 +65,7 @@ func rowOf(oid, name, kind string, refs map[string]string) [][]byte {
 		}
 		r = append(r, []byte(v))
 	}
-	return append(r, []byte(refs["baseName"]), nil, []byte(refs["notnull"]), nil, []byte(refs["fields"]), []byte("[]"), nil, nil)
+	return append(r, []byte(refs["baseName"]), nil, []byte(refs["notnull"]), nil, []byte(refs["fields"]), []byte("null"), []byte("0"), nil, nil)
 }
 
 // Types are read with all they are made of, each once. One that is dropped

@@ -62,7 +62,17 @@ func (s *Session) Exec(ctx context.Context, sql string) error {
 
 // Transaction runs f in a transaction.
 func (s *Session) Transaction(ctx context.Context, op string, f func() error) error {
-	if err := s.Exec(ctx, "BEGIN"); err != nil {
+	return s.transaction(ctx, op, "BEGIN", f)
+}
+
+// Snapshot runs f, which only reads, in a transaction that sees one state of the
+// server.
+func (s *Session) Snapshot(ctx context.Context, op string, f func() error) error {
+	return s.transaction(ctx, op, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", f)
+}
+
+func (s *Session) transaction(ctx context.Context, op, begin string, f func() error) error {
+	if err := s.Exec(ctx, begin); err != nil {
 		return s.Fail(op, err)
 	}
 	err := f()

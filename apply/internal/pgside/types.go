@@ -24,6 +24,8 @@ type typeRow struct {
 	notNull, hasDefault bool
 	fields              []uint32
 	attributes          []router.Attribute
+	// relation is what holds a composite type's attributes, else 0.
+	relation uint32
 	// castVia and printVia are as in catalog.Column; noVia when no way is known to
 	// call the type's input or output function.
 	castVia, printVia string
@@ -73,6 +75,7 @@ func typesSQL(multiranges bool) string {
 		                             ORDER BY a.attnum), ','),
 		       (SELECT coalesce(json_agg(json_build_object('Name', a.attname, 'TypeName', format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), 'null')
 		        FROM pg_attribute a WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
+		       CASE t.typtype WHEN 'c' THEN t.typrelid ELSE 0 END,
 		       ` + viaSQL("v.via", "t.oid", castVia) + `, ` + viaSQL("t.oid", "v.via", printVia) + `
 		FROM pg_type t
 		JOIN pg_namespace s ON s.oid = t.typnamespace
@@ -91,7 +94,7 @@ func parseTypeRow(r [][]byte) (*typeRow, error) {
 	for _, f := range SplitList(r[12]) {
 		t.fields = append(t.fields, OID([]byte(f)))
 	}
-	t.castVia, t.printVia = string(r[14]), string(r[15])
+	t.relation, t.castVia, t.printVia = OID(r[14]), string(r[15]), string(r[16])
 	if err := json.Unmarshal(r[13], &t.attributes); err != nil {
 		return nil, fmt.Errorf("attributes of type %s: %w", t.name, err)
 	}
@@ -161,12 +164,14 @@ type ColumnType struct {
 	base   string
 	// NotNull and HasDefault are what a domain adds to a column.
 	NotNull, HasDefault bool
+	// Relations are those that hold the attributes of the composite types in it.
+	Relations []uint32
 }
 
 // describe builds the description of a type out of all rows that it needs.
 // Domains over domains add up.
 func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
-	out := &ColumnType{Type: routerType(oid, found, 0)}
+	out := &ColumnType{Type: routerType(oid, found, 0), Relations: relationsOf(oid, found, 0)}
 	t := found[oid]
 	for t != nil && t.kind == "d" {
 		out.domain, out.base = true, t.baseName // the innermost stays
@@ -183,6 +188,22 @@ func describe(oid uint32, found map[uint32]*typeRow) *ColumnType {
 // maxTypeDepth bounds nesting: a composite type cannot hold itself, but an array
 // of it can.
 const maxTypeDepth = 32
+
+// relationsOf lists the relations of the composite types that a type is made of.
+func relationsOf(oid uint32, found map[uint32]*typeRow, depth int) []uint32 {
+	t := found[oid]
+	if t == nil || depth > maxTypeDepth {
+		return nil
+	}
+	var out []uint32
+	if t.relation != 0 {
+		out = append(out, t.relation)
+	}
+	for _, ref := range t.refs() {
+		out = append(out, relationsOf(ref, found, depth+1)...)
+	}
+	return out
+}
 
 // routerType converts a type and what it is made of.
 func routerType(oid uint32, found map[uint32]*typeRow, depth int) *router.Type {
