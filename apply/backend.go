@@ -18,9 +18,9 @@ type Backend interface {
 	// Segments lists the target's segments, ascending: 0..M-1, or ServerPlaced
 	// alone when a server places the rows. It is the same for every batch.
 	Segments() []dtx.Content
-	// Copy inserts rows. It returns how many it inserted: all, or with
-	// SkipDuplicates those that violate no unique or exclusion constraint.
-	Copy(ctx context.Context, seg dtx.Content, op *CopyOp) (int64, error)
+	// Copy inserts rows: all, or with SkipDuplicates those that violate no unique or
+	// exclusion constraint.
+	Copy(ctx context.Context, seg dtx.Content, op *CopyOp) (Copied, error)
 	// Delete deletes the rows with the given keys.
 	Delete(ctx context.Context, seg dtx.Content, op *DeleteOp) (Found, error)
 	// Update updates the rows with the given keys in place. Without columns to
@@ -50,6 +50,15 @@ type CopyOp struct {
 	// SkipDuplicates leaves rows out that violate a unique or exclusion
 	// constraint, earlier rows of the same operation included.
 	SkipDuplicates bool
+}
+
+// Copied tells what a CopyOp did.
+type Copied struct {
+	// Rows counts the rows inserted.
+	Rows int64
+	// Skipped is the 0-based row of one that was left out, when Rows are not all. -1
+	// when none is known.
+	Skipped int
 }
 
 // Set is N rows of values by column: Vals[i] holds N values of column Cols[i].

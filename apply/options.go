@@ -29,7 +29,7 @@ type Options struct {
 	WindowRows int
 	// HoldBytes bounds the inserts that tables hold back, all together: those with
 	// deferrable constraints on the source until the end of a part, those whose rows
-	// roam between contents until the end of the batch. Beyond it they are sent, and meet whatever
+	// cross contents until the end of the batch. Beyond it they are sent, and meet whatever
 	// still has their unique values. 0 is WindowBytes.
 	HoldBytes int64
 	// QueueBytes bounds the operations waiting for the target's segments. 0 is

@@ -71,8 +71,33 @@ type Result struct {
 	// Folded counts the changes that a later change of the same row in the batch
 	// took in: they cost the target nothing.
 	Folded int64
-	// Conflicts counts, per target table, rows skipped under on_conflict: log.
+	// Conflicts counts, per target table, rows skipped under on_conflict: log, and
+	// copies of a replicated table that had other rows than the first.
 	Conflicts map[string]int64
+	// Skipped describes them, up to MaxSkipped entries.
+	Skipped []Skipped
+}
+
+// MaxSkipped bounds Result.Skipped.
+const MaxSkipped = 100
+
+// Skipped are rows on which source and target differ, and which were left out.
+type Skipped struct {
+	Table string
+	// Reason says how they differ.
+	Reason string
+	// Rows is how many; the rest is about one of them, as far as it is known.
+	Rows int64
+	// GXID, Content and LSN are where the change came from; GXID 0 when rows of
+	// several transactions went together.
+	GXID    dtx.GXID
+	Content dtx.Content
+	LSN     dtx.LSN
+	// Identity are the columns of the row's identity, Digest the md5 of their text,
+	// joined by commas; empty where the whole row is the identity.
+	Identity, Digest string
+	// Segment is the target's, ServerPlaced or below when it does not matter.
+	Segment dtx.Content
 }
 
 // Target applies batches, each in one distributed transaction together with

@@ -42,6 +42,9 @@ func (o OptionalContent) Compare(p OptionalContent) int {
 	return 1
 }
 
+// ReportBug is the remedy for what only a fault in cbrepl can bring about.
+const ReportBug = "This is a bug in cbrepl; please report it"
+
 // Error says what failed and where. Zero-valued fields are not printed.
 type Error struct {
 	// Op names the step that failed, as a short verb phrase ("apply batch").

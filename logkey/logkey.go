@@ -32,6 +32,10 @@ const (
 	Firing   = "firing"
 	Event    = "event"
 	WaitsFor = "waits_for"
+	Reason   = "reason"
+	Identity = "identity"
+	Digest   = "digest"
+	Segment  = "segment"
 )
 
 // How much, and which.

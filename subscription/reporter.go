@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"cbrepl/apply"
 	"cbrepl/dtx"
 	"cbrepl/logkey"
 	"cbrepl/merge"
@@ -22,6 +23,7 @@ type reporter struct {
 	since    map[dtx.GXID]time.Time  // when a waiting dtx was first noticed
 
 	conflicts      map[string]int64 // not logged yet
+	skipped        []apply.Skipped  // the first of them
 	conflictLogged time.Time
 	minConflictLog time.Duration
 }
@@ -62,7 +64,7 @@ func (r *reporter) jobBegins(j job, now time.Time) {
 func (r *reporter) batchApplied(e *effects, now time.Time) {
 	r.board.BatchApplied(&e.batch, e.result.Rows, e.result.Conflicts, now)
 	r.board.Target(status.Target{Activity: status.Idle}, now)
-	r.countConflicts(e.result.Conflicts, now)
+	r.countConflicts(&e.result, now)
 	if e.attempt > 1 {
 		r.log.Info("target is back", logkey.Batch, e.batch.Seq, logkey.Attempt, e.attempt)
 	}
@@ -111,14 +113,19 @@ func (r *reporter) tick(n merge.Counts, oldest time.Time, waits []merge.Wait, no
 		reported = append(reported, dtx.Position{Content: c, LSN: lsn})
 	}
 	r.board.Tick(status.Pending{Dtxs: n.Dtxs, Parts: n.Parts, Records: n.Records, Rows: n.Rows, Bytes: n.Bytes, OldestCommit: oldest}, shown, reported, now)
-	r.countConflicts(nil, now)
+	r.countConflicts(&apply.Result{}, now)
 }
 
-// countConflicts logs skipped rows by table, at most once in minConflictLog.
-func (r *reporter) countConflicts(c map[string]int64, now time.Time) {
-	for t, n := range c {
+// shownSkipped bounds the rows that are logged one by one at a time.
+const shownSkipped = 20
+
+// countConflicts logs skipped rows, some one by one and all by table, at most once in
+// minConflictLog.
+func (r *reporter) countConflicts(res *apply.Result, now time.Time) {
+	for t, n := range res.Conflicts {
 		r.conflicts[t] += n
 	}
+	r.skipped = append(r.skipped, res.Skipped[:min(len(res.Skipped), shownSkipped-len(r.skipped))]...)
 	if len(r.conflicts) > 0 && now.Sub(r.conflictLogged) >= r.minConflictLog {
 		r.flushConflicts(now)
 	}
@@ -131,9 +138,29 @@ func (r *reporter) flushConflicts(now time.Time) {
 		tables = append(tables, t)
 	}
 	slices.Sort(tables)
+	for i := range r.skipped {
+		r.logSkipped(&r.skipped[i])
+	}
 	for _, t := range tables {
 		r.log.Warn("rows skipped: the copies have diverged", logkey.Relation, t, logkey.Rows, r.conflicts[t])
 	}
 	clear(r.conflicts)
+	r.skipped = r.skipped[:0]
 	r.conflictLogged = now
+}
+
+// logSkipped names a row that was skipped by where its change came from and by a
+// digest of its identity, never by its values.
+func (r *reporter) logSkipped(s *apply.Skipped) {
+	args := []any{logkey.Relation, s.Table, logkey.Reason, s.Reason, logkey.Rows, s.Rows}
+	if s.GXID != 0 {
+		args = append(args, logkey.GXID, s.GXID, logkey.Content, s.Content, logkey.LSN, s.LSN)
+	}
+	if s.Digest != "" {
+		args = append(args, logkey.Identity, s.Identity, logkey.Digest, s.Digest)
+	}
+	if s.Segment >= 0 {
+		args = append(args, logkey.Segment, s.Segment)
+	}
+	r.log.Warn("row skipped", args...)
 }

@@ -113,7 +113,7 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 		return nil
 	case err == nil:
 		// COMMIT of a failed transaction answers ROLLBACK, without an error.
-		return pgside.Stop(opCommit, "This is a bug in cbrepl; please report it. Nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
+		return pgside.Stop(opCommit, dtx.ReportBug+". Nothing is applied", "the %s rolled batch %d back instead of committing it", t.srv, b.Seq)
 	case len(results) < len(stmts)-1 && pgside.SQLState(err) != "" && !t.srv.Conn.IsClosed():
 		// The server refused a statement before COMMIT.
 		t.rollback(ctx)

@@ -167,7 +167,7 @@ func (b *backend) run(ctx context.Context, qs ...*query) ([]*pgconn.Result, erro
 		return results[min(len(pre), len(results)):], err
 	}
 	if len(results) != len(pre)+len(qs) {
-		return nil, pgside.Stop(opRows, "This is a bug in cbrepl; please report it", "%d answers to %d statements", len(results), len(pre)+len(qs))
+		return nil, pgside.Stop(opRows, dtx.ReportBug, "%d answers to %d statements", len(results), len(pre)+len(qs))
 	}
 	return results[len(pre):], nil
 }
@@ -211,7 +211,7 @@ func (b *backend) plain(ctx context.Context, sql string) error {
 func (b *backend) Truncate(ctx context.Context, _ dtx.Content, tables []*catalog.Table, restartIdentity bool) error {
 	b.t.tables.versions.Touch(tables...)
 	if err := b.plain(ctx, pgside.TruncateSQL(tables, restartIdentity)); err != nil {
-		return dataFault(err)
+		return fail(opRows, "", err) // no rows are in it
 	}
 	return nil
 }
@@ -226,17 +226,17 @@ func (b *backend) KeepAlive(ctx context.Context, _ dtx.Content) error {
 
 // Copy inserts rows. Where duplicates are to be skipped the rows are first tried
 // as they are: duplicates are the exception.
-func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *apply.CopyOp) (int64, error) {
+func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Copied, error) {
 	f := b.facts(op.Table, false)
 	if f.changed && b.s.facts.tableLocks {
 		b.lock(f)
 	}
 	if !op.SkipDuplicates || len(op.Table.Uniques) == 0 {
 		n, err := b.insert(ctx, op)
-		return n, faultOrNil(err)
+		return apply.Copied{Rows: n, Skipped: -1}, faultOrNil(err)
 	}
-	n, err := b.copyNew(ctx, op)
-	return n, faultOrNil(err)
+	done, err := b.copyNew(ctx, op)
+	return done, faultOrNil(err)
 }
 
 func faultOrNil(err error) error {

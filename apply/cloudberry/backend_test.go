@@ -204,7 +204,7 @@ func shapes(t *testing.T, tg *Target, tab *catalog.Table) string {
 			Table: tab, Cols: []int{0, 1, 2, 3, 4}, Rows: 5,
 			Data: []byte("500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n500\tk500\t1\t0.5\tx\n\\N\t\\N\t\\N\t\\N\t\\N\n\\N\t\\N\t\\N\t\\N\t\\N\n"),
 		})
-		note("copy", apply.Found{Rows: n}, err)
+		note("copy", apply.Found{Rows: n.Rows}, err)
 		all := []int{0, 1, 2, 3, 4}
 		f, err := b.DeleteImages(ctx, seg, &apply.ImageOp{Table: tab, N: 4, Count: []int64{2, 1, 3, 1}, Ordinals: true, Image: set(all,
 			[]string{"500", "k500", "1", "0.5", "x"}, []string{`\N`, `\N`, `\N`, `\N`, `\N`}, []string{"1", "k1", "1", "0.1", "b1"}, []string{"2", "k2", "2", "0.2", "other"})})

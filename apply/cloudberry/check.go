@@ -21,7 +21,7 @@ import (
 // is open. The error names every problem with its remedy.
 func (t *Target) Check(ctx context.Context) error {
 	if t.ledger.IsOpen() {
-		return pgside.Stop(opOpen, "This is a bug in cbrepl; please report it", "the target is already open")
+		return pgside.Stop(opOpen, dtx.ReportBug, "the target is already open")
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()

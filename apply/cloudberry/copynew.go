@@ -19,19 +19,22 @@ import (
 //  3. The others are tried. Where the server still finds a duplicate (values that
 //     are equal without printing alike, expressions, exclusion constraints), the
 //     rows are halved until it is alone.
-func (b *backend) copyNew(ctx context.Context, op *apply.CopyOp) (int64, error) {
+func (b *backend) copyNew(ctx context.Context, op *apply.CopyOp) (apply.Copied, error) {
+	done := apply.Copied{Skipped: -1}
 	n, dup, err := b.tryInsert(ctx, op)
 	if err != nil || !dup {
-		return n, err
+		done.Rows = n
+		return done, err
 	}
 	if len(op.Cols) == 0 {
-		return 0, pgside.Stop(opRows, "", "rows without columns repeat each other in table %s", op.Table)
+		return done, pgside.Stop(opRows, "", "rows without columns repeat each other in table %s", op.Table)
 	}
 	rows := slices.Collect(bytes.Lines(op.Data))
-	if rows, err = b.newRows(ctx, op, rows); err != nil {
-		return 0, err
+	if rows, done.Skipped, err = b.newRows(ctx, op, rows); err != nil {
+		return done, err
 	}
-	return b.insertHalves(ctx, op, rows)
+	done.Rows, err = b.insertHalves(ctx, op, rows)
+	return done, err
 }
 
 // tryInsert inserts the rows of op and reports whether the server refused them as
@@ -74,8 +77,9 @@ func (b *backend) insertHalves(ctx context.Context, op *apply.CopyOp, rows [][]b
 	return first + second, err
 }
 
-// newRows leaves out rows that are known to be duplicates.
-func (b *backend) newRows(ctx context.Context, op *apply.CopyOp, rows [][]byte) ([][]byte, error) {
+// newRows leaves out rows that are known to be duplicates, and returns which is the
+// first of them, or -1.
+func (b *backend) newRows(ctx context.Context, op *apply.CopyOp, rows [][]byte) (out [][]byte, skipped int, err error) {
 	f := b.facts(op.Table, false)
 	vals := make([]*apply.Vec, len(op.Cols))
 	for i := range vals {
@@ -101,11 +105,10 @@ func (b *backend) newRows(ctx context.Context, op *apply.CopyOp, rows [][]byte) 
 		}
 		keys = append(keys, places)
 		if err := b.dropPresent(ctx, f, op, places, all, drop); err != nil {
-			return nil, err
+			return nil, -1, err
 		}
 	}
 	seen := make([]map[string]bool, len(keys))
-	out := rows[:0:0]
 	var key []byte
 	for r, row := range rows {
 		if drop[r] {
@@ -140,7 +143,7 @@ func (b *backend) newRows(ctx context.Context, op *apply.CopyOp, rows [][]byte) 
 		}
 		out = append(out, row)
 	}
-	return out, nil
+	return out, slices.Index(drop, true), nil
 }
 
 // dropPresent marks the rows whose key in the given columns is in the table.

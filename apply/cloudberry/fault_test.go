@@ -276,7 +276,7 @@ func TestChangesOfTables(t *testing.T) {
 	src.Insert(tab, conformance.V("9999", "1", "b"))
 	src.Commit()
 	_, err := tg.Apply(testCtx(t), src.Batch(), src)
-	dtxtest.WantError(t, err, dtx.ClassStop, "42703", w.schema+".t")
+	dtxtest.WantError(t, err, dtx.ClassStop, "42703", w.schema+".t", `column "b" of relation "t" does not exist`)
 	_, err = tg.Open(testCtx(t))
 	dtxtest.WantError(t, err, dtx.ClassStop, `"b" is missing on the target`)
 }

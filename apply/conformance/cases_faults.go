@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"crypto/md5"
 	"fmt"
 	"io"
 	"strconv"
@@ -147,6 +148,10 @@ func testConflictLog(t *testing.T, f Fixture) {
 			dup(tab, V("2004", "8", "alone"))
 			want = map[string]int64{tab.String(): 1}
 			w.commit()
+			if s := w.result.Skipped; len(s) != 1 || s[0].Table != tab.String() || s[0].GXID == 0 || s[0].LSN == 0 || s[0].Identity != "id" ||
+				s[0].Digest != fmt.Sprintf("%x", md5.Sum([]byte("2004"))) {
+				t.Errorf("skipped: %+v", s)
+			}
 			if d := cmp.Diff(want, w.result.Conflicts, cmpopts.EquateEmpty()); d != "" {
 				t.Errorf("conflicts counted (-want +got):\n%s", d)
 			}

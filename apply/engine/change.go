@@ -267,11 +267,11 @@ func (r *run) readOld(t *table, c *pgoutput.Change) ([]pgoutput.Value, error) {
 	return r.old, nil
 }
 
-// liveHere returns the live record of a unique identity; where rows roam, that of
+// liveHere returns the live record of a unique identity; where rows cross contents, that of
 // the content being read: another content's is a row of its own.
 func (r *run) liveHere(t *table, sl *slot) int32 {
 	n := sl.head
-	for t.roams && n != none && r.parts[t.fold.records[n].part].Content != r.parts[r.part].Content {
+	for t.crossesContents && n != none && r.parts[t.fold.records[n].part].Content != r.parts[r.part].Content {
 		n = t.fold.records[n].next
 	}
 	return n
@@ -293,7 +293,7 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 		if n := r.liveHere(t, sl); n != none {
 			return n, nil
 		}
-		if sl.orig != none || sl.used && !t.roams {
+		if sl.orig != none || sl.used && !t.crossesContents {
 			return none, nil
 		}
 		return f.original(s, r.part), nil
@@ -325,6 +325,33 @@ func (r *run) find(t *table, s int32, old []pgoutput.Value) (int32, error) {
 	return n, nil
 }
 
+// oldRow is where a change finds the row that it is about.
+type oldRow struct {
+	slot, record int32
+	// size and records are the fold's before the row was looked up.
+	size    int64
+	records int
+}
+
+// known reports whether an image of this window was found.
+func (o *oldRow) known(f *fold) bool { return len(f.records) == o.records }
+
+// findOld reads the old row of a change and finds its record, as find does.
+func (r *run) findOld(t *table, c *pgoutput.Change) (o oldRow, err error) {
+	old, err := r.readOld(t, c)
+	if err != nil {
+		return o, err
+	}
+	if err := r.keyOf(t, old); err != nil {
+		return o, err
+	}
+	f := t.fold
+	o.size, o.records = f.size, len(f.records)
+	o.slot = f.slotOf(r.keyBuf)
+	o.record, err = r.find(t, o.slot, old)
+	return o, err
+}
+
 func (r *run) update(t *table, c *pgoutput.Change) error {
 	r.result.Updates++
 	if err := r.startFold(t, "an update"); err != nil {
@@ -334,24 +361,15 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 	if r.vals, err = r.decode(t, r.vals, c.New); err != nil {
 		return err
 	}
-	old, err := r.readOld(t, c)
+	o, err := r.findOld(t, c)
 	if err != nil {
 		return err
 	}
-	if err := r.keyOf(t, old); err != nil {
-		return err
-	}
-	f := t.fold
-	before, records := f.size, len(f.records)
-	s := f.slotOf(r.keyBuf)
-	n, err := r.find(t, s, old)
-	if err != nil {
-		return err
-	}
+	f, s, n := t.fold, o.slot, o.record
 	if n == none {
 		return r.conflict(t, conflictMissingUpdate, r.part, r.keyBuf)
 	}
-	if len(f.records) == records { // an image of this window is known
+	if o.known(f) {
 		r.result.Folded++
 		if err := r.fill(f, n); err != nil {
 			return err
@@ -375,7 +393,7 @@ func (r *run) update(t *table, c *pgoutput.Change) error {
 	if err := r.setImage(t, n); err != nil {
 		return err
 	}
-	r.account(t, before, len(f.records)-records)
+	r.account(t, o.size, len(f.records)-o.records)
 	return nil
 }
 
@@ -423,28 +441,19 @@ func (r *run) delete(t *table, c *pgoutput.Change) error {
 	if err := r.startFold(t, "a delete"); err != nil {
 		return err
 	}
-	old, err := r.readOld(t, c)
+	o, err := r.findOld(t, c)
 	if err != nil {
 		return err
 	}
-	if err := r.keyOf(t, old); err != nil {
-		return err
-	}
-	f := t.fold
-	before, records := f.size, len(f.records)
-	s := f.slotOf(r.keyBuf)
-	n, err := r.find(t, s, old)
-	if err != nil {
-		return err
-	}
+	f, n := t.fold, o.record
 	if n == none {
 		return r.conflict(t, conflictMissingDelete, r.part, r.keyBuf)
 	}
-	if len(f.records) == records {
+	if o.known(f) {
 		r.result.Folded++
 	}
 	f.leave(n)
 	f.records[n].part = r.part
-	r.account(t, before, len(f.records)-records)
+	r.account(t, o.size, len(f.records)-o.records)
 	return nil
 }

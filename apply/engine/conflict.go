@@ -56,9 +56,25 @@ func (r *run) conflictsAt(t *table, sh *shape, kind conflictKind, n int64, part 
 			r.result.Conflicts = make(map[string]int64)
 		}
 		r.result.Conflicts[t.String()] += n
+		if len(r.result.Skipped) < apply.MaxSkipped {
+			r.result.Skipped = append(r.result.Skipped, r.describe(t, sh, kind, n, part, key, seg))
+		}
 		return nil
 	}
 	return r.diverged(t, sh, kind, part, key, seg, nil)
+}
+
+// describe names rows that were left out, as diverged does.
+func (r *run) describe(t *table, sh *shape, kind conflictKind, n int64, part int32, key [][]byte, seg dtx.Content) apply.Skipped {
+	s := apply.Skipped{Table: t.String(), Reason: conflictText[kind], Rows: n, Segment: seg}
+	if part >= 0 && int(part) < len(r.parts) {
+		p := &r.parts[part]
+		s.GXID, s.Content, s.LSN = p.GXID, p.Content, p.EndLSN
+	}
+	if !sh.images && len(key) > 0 {
+		s.Identity, s.Digest = t.columnNames(sh.keyTarget), digest(key)
+	}
+	return s
 }
 
 // diverged builds the error for a row on which source and target differ. It

@@ -193,7 +193,10 @@ func (fl *flusher) ask(w *work, place int, await bool, q request) error {
 	w.found = append(w.found, found)
 	free := func() {}
 	if !await {
-		free = func() { r.releaseWork(w) }
+		free = func() {
+			r.compareFound(t, sh, place, q.keys, parts, found)
+			r.releaseWork(w)
+		}
 	}
 	return r.broadcast(t, place, w.size, free, func(ctx context.Context, i int) error {
 		got, err := q.run(ctx, t.segs[i])
@@ -224,6 +227,41 @@ func (r *run) check(t *table, sh *shape, i, place int, keys *apply.Set, parts []
 		return r.conflictsAt(t, sh, kind, got.MissingRows, part, key, t.segs[i])
 	}
 	return r.conflictsAt(t, sh, conflictSeveral, got.Rows-want, none, nil, t.segs[i])
+}
+
+// compareFound counts the copies of a replicated table that had other rows than the
+// first. Under on_conflict: stop each copy is checked by itself.
+func (r *run) compareFound(t *table, sh *shape, place int, keys *apply.Set, parts []int32, found []apply.Found) {
+	if place != everywhere || t.place != placeReplicated || r.e.opt.OnConflict != apply.ConflictLog || r.lanes.ctx.Err() != nil {
+		return
+	}
+	for i, got := range found {
+		n := got.Rows - found[0].Rows
+		ord := firstDifferent(got.Missing, found[0].Missing)
+		if n == 0 && ord < 0 {
+			continue
+		}
+		part, key := r.onlyPart(len(parts), func(i int) int32 { return parts[i] }), [][]byte(nil)
+		if ord >= 0 {
+			part, key = parts[ord], keys.Row(ord)
+		}
+		_ = r.conflictsAt(t, sh, conflictCopies, max(n, -n, 1), part, key, t.segs[i]) // an error is for on_conflict: stop
+	}
+}
+
+// firstDifferent returns the first number that one of two rising lists has, or -1.
+func firstDifferent(a, b []int) int {
+	for i := 0; i < len(a) || i < len(b); i++ {
+		switch {
+		case i >= len(a):
+			return b[i]
+		case i >= len(b):
+			return a[i]
+		case a[i] != b[i]:
+			return min(a[i], b[i])
+		}
+	}
+	return -1
 }
 
 // settle marks the records that an awaited statement found, and completes those

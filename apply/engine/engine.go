@@ -135,18 +135,18 @@ func (e *Engine) addSource(src *catalog.PublishedTable, targets map[catalog.Name
 	if err != nil {
 		return problem("Make the target table's columns fit, or publish other columns", "table %s does not fit: %v", t, err)
 	}
-	t.roams = t.roams || t.roaming(sh, src)
+	t.crossesContents = t.crossesContents || t.canCross(sh, src)
 	e.inOrder = e.inOrder || t.holds()
-	if t.roams && e.opt.OnConflict == apply.ConflictLog {
-		return problem(roamingHint, "rows of table %s "+roamingLoss, t)
+	if t.crossesContents && e.opt.OnConflict == apply.ConflictLog {
+		return problem(crossingHint, "rows of table %s "+crossingLoss, t)
 	}
 	return nil
 }
 
-// What is wrong with a table that roams under on_conflict: log, and what to do.
+// What is wrong with a table whose rows cross contents under on_conflict: log, and what to do.
 const (
-	roamingLoss = "may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost"
-	roamingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
+	crossingLoss = "may go from one source segment to another, and under on_conflict: log one that comes before it has gone would be lost"
+	crossingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
 )
 
 // resolve finds what rel maps to.
@@ -176,11 +176,11 @@ func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation
 	if err = errors.Join(err, e.stream.checkRelation(content, rel, src, t)); err != nil {
 		return nil, e.stream.misfit(rel, t, err)
 	}
-	if t.roaming(sh, src) && !t.roams { // its replica identity has changed
-		if t.roams, e.inOrder = true, true; e.opt.OnConflict == apply.ConflictLog {
+	if t.canCross(sh, src) && !t.crossesContents { // its replica identity has changed
+		if t.crossesContents, e.inOrder = true, true; e.opt.OnConflict == apply.ConflictLog {
 			return nil, &dtx.Error{
-				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: roamingHint,
-				Msg: "with this replica identity rows " + roamingLoss,
+				Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop, Hint: crossingHint,
+				Msg: "with this replica identity rows " + crossingLoss,
 			}
 		}
 	}

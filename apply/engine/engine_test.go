@@ -271,10 +271,10 @@ type stuck struct {
 	entered chan struct{}
 }
 
-func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *apply.CopyOp) (int64, error) {
+func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *apply.CopyOp) (apply.Copied, error) {
 	s.entered <- struct{}{}
 	<-ctx.Done()
-	return 0, ctx.Err()
+	return apply.Copied{}, ctx.Err()
 }
 
 // A canceled context ends Apply, with operations running and waiting.

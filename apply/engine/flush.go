@@ -11,7 +11,7 @@ import (
 // the part being read goes on: then the inserts of a table that holds them are held
 // back, as far as HoldBytes has room, because rows that still have their unique
 // values may give them up later: in the same transaction where constraints are
-// deferrable on the source, in another content's part where rows roam.
+// deferrable on the source, in another content's part where rows cross contents.
 func (r *run) flush(t *table, midway bool) error {
 	r.heldBytes -= t.heldBytes
 	t.heldBytes = 0

@@ -18,7 +18,7 @@ import (
 // meddle changes the target-only column of some rows on the target, as its own
 // users would.
 func (s *sim) meddle(m *model, st *simTable) {
-	if !st.extra || st.key == nil || st.roams {
+	if !st.extra || st.key == nil || st.crossesContents {
 		return
 	}
 	for n, r := range st.rows {
@@ -141,7 +141,7 @@ func TestRandomHistories(t *testing.T) {
 			sources = append(sources, st.src)
 			targets = append(targets, st.tgt)
 		}
-		if slices.ContainsFunc(s.tables, func(st *simTable) bool { return st.roams && s.contents > 1 }) {
+		if slices.ContainsFunc(s.tables, func(st *simTable) bool { return st.crossesContents && s.contents > 1 }) {
 			opt.OnConflict = apply.ConflictStop // which such tables need
 		}
 		m := newModel(segments, targets...)

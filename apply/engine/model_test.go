@@ -93,20 +93,20 @@ func (m *model) conflicts(t *catalog.Table, seg dtx.Content, r *mrow) bool {
 	return false
 }
 
-func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (int64, error) {
+func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Copied, err error) {
+	done.Skipped = -1
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.begin(); err != nil {
-		return 0, err
+		return done, err
 	}
 	if op.Binary && op.SkipDuplicates {
-		return 0, fmt.Errorf("COPY in binary format that skips duplicates")
+		return done, fmt.Errorf("COPY in binary format that skips duplicates")
 	}
 	rows, err := copyBody(op)
 	if err != nil {
-		return 0, err
+		return done, err
 	}
-	var n int64
 	for i, fields := range rows {
 		r := &mrow{vals: make([]mval, len(op.Table.Columns))}
 		for c := range op.Table.Columns {
@@ -117,14 +117,15 @@ func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (int6
 		}
 		if m.conflicts(op.Table, seg, r) {
 			if op.SkipDuplicates {
+				done.Skipped = i
 				continue
 			}
-			return n, &apply.DataError{Row: i, Duplicate: true, Err: errDuplicate}
+			return done, &apply.DataError{Row: i, Duplicate: true, Err: errDuplicate}
 		}
 		m.rows[op.Table][seg] = append(m.rows[op.Table][seg], r)
-		n++
+		done.Rows++
 	}
-	return n, nil
+	return done, nil
 }
 
 // copyBody reads the rows of a COPY of text columns.

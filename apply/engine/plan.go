@@ -42,10 +42,10 @@ type table struct {
 	// deferrable is set when the source lets rows share unique values inside a
 	// transaction, which the target may not.
 	deferrable bool
-	// roams is set when the row of an identity may leave one content and enter
+	// crossesContents is set when the row of an identity may leave one content and enter
 	// another, because the source does not distribute rows by it. What the contents
 	// send of it stands in no order.
-	roams bool
+	crossesContents bool
 	// encode holds, per column, what gives its values their binary form; nil when
 	// rows go as text. textOnly is set once a value had no such form.
 	encode   []pgbinary.Encoder
@@ -328,8 +328,8 @@ func (t *table) chooseIdentity(sh *shape, rel *pgoutput.Relation, src *catalog.P
 	use(slices.Clone(sh.cols))
 }
 
-// roaming reports whether rows of one identity can stand on several contents.
-func (t *table) roaming(sh *shape, src *catalog.PublishedTable) bool {
+// canCross reports whether rows of one identity can stand on several contents.
+func (t *table) canCross(sh *shape, src *catalog.PublishedTable) bool {
 	if src == nil || len(sh.key) == 0 || sh.images || src.Policy.NumSegments < 2 {
 		return false // of equal whole rows one is as good as another
 	}
@@ -346,7 +346,7 @@ func (t *table) roaming(sh *shape, src *catalog.PublishedTable) bool {
 
 // holds reports whether inserts may have to wait for changes of other rows that
 // the source made before or with them.
-func (t *table) holds() bool { return t.deferrable || t.roams }
+func (t *table) holds() bool { return t.deferrable || t.crossesContents }
 
 // same reports whether tuples of both shapes can stand in one window.
 func (s *shape) same(o *shape) bool {

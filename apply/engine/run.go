@@ -120,7 +120,7 @@ func (r *run) step(base int, parts []dtx.Part, rows apply.Rows) (err error) {
 		trunc, more, err := r.read(p.it)
 		if trunc != nil && err == nil {
 			err = r.partError("a TRUNCATE stands in a transaction that was not marked as a barrier",
-				"This is a bug in cbrepl; please report it")
+				dtx.ReportBug)
 		}
 		if more || err != nil {
 			return false, err
@@ -291,8 +291,8 @@ func (r *run) flushAll(midway bool) error {
 	return nil
 }
 
-// endPart sends the inserts held back while a part was read. Those of a roaming
-// table are held on: a later part may take away what they stand in the way of.
+// endPart sends the inserts held back while a part was read. Those of a table whose rows
+// cross contents are held on: a later part may take away what they are in the way of.
 func (r *run) endPart() error {
 	if !r.held {
 		return nil
@@ -301,7 +301,7 @@ func (r *run) endPart() error {
 	for _, t := range r.dirty {
 		switch {
 		case t.mode == modeIdle || !t.held:
-		case t.roams:
+		case t.crossesContents:
 			r.held = true
 		default:
 			if err := r.flush(t, false); err != nil {

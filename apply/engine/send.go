@@ -38,17 +38,46 @@ func (r *run) sendCopy(t *table, place int, l *layout) error {
 	}
 	marks, shape := b.marks, t.shape
 	*b = copyBuf{}
-	free := func() { r.e.pool.putBuf(op.Data) }
+	from, to := t.indexes(place)
+	done := make([]apply.Copied, to-from)
+	free := func() {
+		r.compareInserts(t, shape, place, op, marks, done)
+		r.e.pool.putBuf(op.Data)
+	}
 	return r.broadcast(t, place, int64(len(op.Data)), free, func(ctx context.Context, i int) error {
 		n, err := r.be.Copy(ctx, t.segs[i], op)
 		if err != nil {
 			return r.copyError(t, shape, t.segs[i], op, marks, err)
 		}
-		if n != op.Rows && i == r.first(place) {
-			return r.conflicts(t, shape, conflictDuplicate, op.Rows-n, partOf(marks, 0), nil)
+		done[i-from] = n
+		if n.Rows != op.Rows && i == r.first(place) {
+			part, key := skippedInsert(r, shape, op, marks, n.Skipped)
+			return r.conflicts(t, shape, conflictDuplicate, op.Rows-n.Rows, part, key)
 		}
 		return nil
 	})
+}
+
+// skippedInsert finds part and identity of a row that was left out.
+func skippedInsert(r *run, sh *shape, op *apply.CopyOp, marks []mark, row int) (part int32, key [][]byte) {
+	if row < 0 || int64(row) >= op.Rows {
+		return r.onlyPart(len(marks), func(i int) int32 { return marks[i].part }), nil
+	}
+	return partOf(marks, int64(row)), copyKey(sh, op, row)
+}
+
+// compareInserts counts the copies of a replicated table that took another number of
+// rows than the first: their rows of before differ.
+func (r *run) compareInserts(t *table, sh *shape, place int, op *apply.CopyOp, marks []mark, done []apply.Copied) {
+	if place != everywhere || r.e.opt.OnConflict != apply.ConflictLog || r.lanes.ctx.Err() != nil {
+		return
+	}
+	for i := range done {
+		if n := done[i].Rows - done[0].Rows; n != 0 {
+			part, key := skippedInsert(r, sh, op, marks, done[i].Skipped)
+			_ = r.conflictsAt(t, sh, conflictCopies, max(n, -n), part, key, t.segs[i]) // an error is for on_conflict: stop
+		}
+	}
 }
 
 // first is the index of the first segment of a place.

@@ -38,9 +38,9 @@ type simTable struct {
 	full   bool
 	random bool // source policy
 	repl   bool
-	// roams: a row that leaves one content and enters another with the same values
+	// crossesContents: a row that leaves one content and enters another with the same values
 	// may count as unchanged, its target-only column included.
-	roams bool
+	crossesContents bool
 }
 
 // sim is a source of n contents: it changes rows and writes what the contents'
@@ -120,9 +120,9 @@ func (s *sim) newTable(i, segments int) *simTable {
 		st.key = []int{0, 1}
 	}
 	// The row of an identity goes from one content to another.
-	roams := identity < 3 && st.random && s.contents > 1
+	crossesContents := identity < 3 && st.random && s.contents > 1
 	if identity < 3 && len(st.dist) == 1 && s.coin("key without the distribution key") {
-		roams, st.dist, st.key = true, []int{1}, []int{0}
+		crossesContents, st.dist, st.key = true, []int{1}, []int{0}
 	}
 	st.src.Identity, st.full = pgoutput.IdentityDefault, identity >= 2
 	switch identity {
@@ -137,9 +137,9 @@ func (s *sim) newTable(i, segments int) *simTable {
 	if st.full {
 		st.src.Identity = pgoutput.IdentityFull
 	}
-	st.roams = roams
+	st.crossesContents = crossesContents
 	// A secondary unique constraint holds the distribution key, too.
-	if st.key != nil && n > 2 && !roams && s.coin("second unique") {
+	if st.key != nil && n > 2 && !crossesContents && s.coin("second unique") {
 		cols := append(slices.Clone(st.dist), n-1)
 		addUnique(cols, false)
 	}

@@ -117,7 +117,7 @@ func ErrNotOpen(op string) error {
 }
 
 // thisIsABug is the remedy for what only a fault in cbrepl can bring about.
-const thisIsABug = "This is a bug in cbrepl; please report it. Nothing is applied"
+const thisIsABug = dtx.ReportBug + ". Nothing is applied"
 
 // position finds a content among the recorded positions, or -1.
 func (r *Row) position(c dtx.Content) int {

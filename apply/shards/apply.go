@@ -158,7 +158,7 @@ func (t *Target) prepare(ctx context.Context, touched []*node) error {
 			// The server answers ROLLBACK, without error, when the transaction had
 			// failed before.
 			n.phase = idle
-			errs = append(errs, pgside.Stop(opCommit, "This is a bug in cbrepl; please report it. Nothing is applied", "the %s rolled the batch back instead of preparing it", n))
+			errs = append(errs, pgside.Stop(opCommit, dtx.ReportBug+". Nothing is applied", "the %s rolled the batch back instead of preparing it", n))
 		default:
 			if pgside.SQLState(err) != "" && !n.Conn.IsClosed() {
 				n.phase = idle // a refused PREPARE has rolled back
@@ -276,7 +276,7 @@ func (t *Target) commitAgain(ctx context.Context, n *node, err error) error {
 // reaches a shard.
 func (t *Target) shardConn(ctx context.Context, seg dtx.Content, tables ...*catalog.Table) (*node, error) {
 	if seg < 0 || int(seg) >= len(t.shards) {
-		return nil, pgside.Stop(opApply, "This is a bug in cbrepl; please report it. Nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
+		return nil, pgside.Stop(opApply, dtx.ReportBug+". Nothing is applied", "a row for shard %d of %d", seg, len(t.shards))
 	}
 	n := t.shards[seg]
 	if err := t.begin(ctx, n); err != nil {

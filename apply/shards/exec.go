@@ -53,40 +53,49 @@ const opRows = "apply rows"
 
 // Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
 // they are the exception.
-func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (int64, error) {
+func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Copied, err error) {
+	done.Skipped = -1
 	n, err := e.conn(ctx, seg, op.Table)
 	if err != nil {
-		return 0, err
+		return done, err
 	}
-	if op.Binary {
-		return e.copyBinary(ctx, n, op)
+	switch {
+	case op.Binary:
+		done.Rows, err = e.copyBinary(ctx, n, op)
+	case !op.SkipDuplicates:
+		done.Rows, err = copyIn(ctx, n.Conn, op)
+	default:
+		return copyNew(ctx, n.Conn, op)
 	}
-	conn := n.Conn
-	if !op.SkipDuplicates {
-		return copyIn(ctx, conn, op)
-	}
+	return done, err
+}
+
+// copyNew inserts the rows that violate no unique or exclusion constraint.
+func copyNew(ctx context.Context, conn *pgconn.PgConn, op *apply.CopyOp) (done apply.Copied, err error) {
+	done.Skipped = -1
 	if err := conn.Exec(ctx, "SAVEPOINT cbrepl_copy").Close(); err != nil {
-		return 0, dataFault(err)
+		return done, dataFault(err)
 	}
-	rows, err := copyIn(ctx, conn, op)
+	done.Rows, err = copyIn(ctx, conn, op)
 	var de *apply.DataError
 	if errors.As(err, &de) && de.Duplicate {
+		done.Skipped = de.Row
 		if err := conn.Exec(ctx, "ROLLBACK TO SAVEPOINT cbrepl_copy").Close(); err != nil {
-			return 0, dataFault(err)
+			return done, dataFault(err)
 		}
 		if keys := deferrableKeys(op); len(keys) > 0 {
-			rows, err = insertOneByOne(ctx, conn, op, keys)
+			done.Rows, err = insertOneByOne(ctx, conn, op, keys)
 		} else {
-			rows, err = insertNew(ctx, conn, op)
+			done.Rows, err = insertNew(ctx, conn, op)
 		}
 	}
 	if err != nil {
-		return 0, err
+		return done, err
 	}
 	if err := conn.Exec(ctx, "RELEASE SAVEPOINT cbrepl_copy").Close(); err != nil {
-		return 0, dataFault(err)
+		return done, dataFault(err)
 	}
-	return rows, nil
+	return done, nil
 }
 
 // copyIn inserts all rows, or fails.
@@ -225,7 +234,7 @@ func (e *executor) Truncate(ctx context.Context, seg dtx.Content, tables []*cata
 		return err
 	}
 	if err := n.Conn.Exec(ctx, pgside.TruncateSQL(tables, restartIdentity)).Close(); err != nil {
-		return dataFault(err)
+		return fail(opRows, "", err) // no rows are in it
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ func (e *executor) copyBinary(ctx context.Context, n *node, op *apply.CopyOp) (i
 			return 0, altered
 		}
 		if err != nil {
-			return 0, dataFault(err)
+			return 0, fail(opRows, "", err)
 		}
 	}
 	tag, err := n.Conn.CopyFrom(ctx, bytes.NewReader(op.Data), pgside.CopySQL(op.Table, op.Cols)+" WITH (FORMAT binary)")
@@ -33,7 +33,7 @@ func (e *executor) copyBinary(ctx context.Context, n *node, op *apply.CopyOp) (i
 			e.refused.Store(true)
 			return 0, &dtx.Error{
 				Op: opRows, Class: dtx.ClassRetry, Err: dataFault(err),
-				Hint: "This is a bug in cbrepl; please report it. Nothing is applied, and rows are sent as text from now on",
+				Hint: dtx.ReportBug + ". Nothing is applied, and rows are sent as text from now on",
 			}
 		}
 		return 0, dataFault(err)

@@ -29,7 +29,7 @@ type ServerError struct {
 // Error prints the SQLSTATE with what it says: the server's message, or for a
 // statement with rows the condition's name and the names that the server gave.
 func (e *ServerError) Error() string {
-	if !e.Rows {
+	if !e.Rows || aboutText(e.PG) {
 		return fmt.Sprintf("%s (SQLSTATE %s)", e.PG.Message, e.PG.Code)
 	}
 	var b strings.Builder
@@ -48,6 +48,14 @@ func (e *ServerError) Error() string {
 	}
 	fmt.Fprintf(&b, " (SQLSTATE %s)", e.PG.Code)
 	return b.String()
+}
+
+// aboutText reports whether an error is about a statement's text, which names tables
+// and columns and never holds row values: those are parameters, or the body of a COPY. The
+// server points into the text, or misses a column that COPY lists; what a function,
+// or the text that one makes, brings about has a context.
+func aboutText(pg *pgconn.PgError) bool {
+	return strings.HasPrefix(pg.Code, "42") && pg.Where == "" && pg.InternalQuery == "" && (pg.Position > 0 || pg.Code == "42703")
 }
 
 // Unwrap returns the server's own error, for its code. It may hold row values.

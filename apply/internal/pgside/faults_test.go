@@ -51,6 +51,14 @@ func TestServerErrorHidesValues(t *testing.T) {
 			pgconn.PgError{Code: "42601", Message: "canary"}, // EXECUTE in a function, or RAISE
 			"the server refused the statement; its message can hold row values and is only in its log (SQLSTATE 42601)",
 		},
+		// What names a type or a table by a value has no place in the statement.
+		{pgconn.PgError{Code: "42704", Message: `type "canary" does not exist`}, "the server refused the statement; its message can hold row values and is only in its log (SQLSTATE 42704)"},
+		{pgconn.PgError{Code: "42P01", Message: `relation "canary" does not exist`}, "a table does not exist (SQLSTATE 42P01)"},
+		{pgconn.PgError{Code: "42703", Message: `column "canary" does not exist`, Where: "PL/pgSQL function f() line 1 at EXECUTE"}, "a column does not exist (SQLSTATE 42703)"},
+		{pgconn.PgError{Code: "42703", Message: `column "canary" does not exist`, InternalQuery: "SELECT canary", InternalPosition: 8}, "a column does not exist (SQLSTATE 42703)"},
+		// A statement's own text is shown.
+		{pgconn.PgError{Code: "42703", Message: `column "b" of relation "t" does not exist`}, `column "b" of relation "t" does not exist (SQLSTATE 42703)`},
+		{pgconn.PgError{Code: "42P01", Message: `relation "app.t" does not exist`, Position: 13}, `relation "app.t" does not exist (SQLSTATE 42P01)`},
 		{pgconn.PgError{Code: "P0001", Message: "no canary allowed"}, "a function on the target raised an error (SQLSTATE P0001)"},
 		{
 			pgconn.PgError{Code: "AB123", Message: "canary  (seg12 canary pid=canary)"},

@@ -239,7 +239,7 @@ func (a *Assembler) errorAt(lsn dtx.LSN, hint, format string, args ...any) *dtx.
 
 // violation is a message that the protocol does not allow here.
 func (a *Assembler) violation(lsn dtx.LSN, typ byte, format string, args ...any) error {
-	return a.errorAt(lsn, "The server (version "+a.version+") sent what cbrepl does not understand; report it",
+	return a.errorAt(lsn, dtx.ReportBug+", with the server's version "+a.version,
 		"protocol violation: message %q: %s", typ, fmt.Sprintf(format, args...))
 }
 

@@ -16,7 +16,7 @@ func TestMirrorRoaming(t *testing.T) {
 	for _, from := range []int{0, 1} {
 		for _, together := range []bool{true, false} {
 			t.Run(fmt.Sprintf("from %d together %v", from, together), func(t *testing.T) {
-				c := roaming
+				c := crossing
 				c.engine = apply.Options{TurnRows: 2, WindowRows: 4, WindowBytes: 600, HoldBytes: 1 << 20, ChunkBytes: 50}
 				m := mustMirror(t, c)
 				m.together = together
@@ -30,7 +30,7 @@ func TestMirrorRoaming(t *testing.T) {
 	}
 }
 
-var roaming = mirrorConfig{
+var crossing = mirrorConfig{
 	sources: 2, shards: 2,
 	ddl: `CREATE SCHEMA app; CREATE TABLE app.t (id int, region int); ALTER TABLE app.t REPLICA IDENTITY FULL;
 		CREATE TABLE app.o (id int PRIMARY KEY, v text)`,
@@ -41,7 +41,7 @@ var roaming = mirrorConfig{
 // Where the insert cannot wait for the delete, because it comes in another batch,
 // it is a duplicate, which on_conflict: log would leave out for good.
 func TestMirrorRoamingUnderLog(t *testing.T) {
-	c := roaming
+	c := crossing
 	c.engine = apply.Options{OnConflict: apply.ConflictLog}
 	_, err := newMirror(t, c)
 	dtxtest.WantError(t, err, dtx.ClassStop, "app.t", "on_conflict: log", "distribute the table")
