@@ -20,7 +20,7 @@ type Backend interface {
 	Segments() []dtx.Content
 	// Copy inserts rows: all, or with SkipDuplicates those that violate no unique or
 	// exclusion constraint.
-	Copy(ctx context.Context, seg dtx.Content, op *CopyOp) (Copied, error)
+	Copy(ctx context.Context, seg dtx.Content, op *CopyOp) (Inserted, error)
 	// Delete deletes the rows with the given keys.
 	Delete(ctx context.Context, seg dtx.Content, op *DeleteOp) (Found, error)
 	// Update updates the rows with the given keys in place. Without columns to
@@ -52,8 +52,8 @@ type CopyOp struct {
 	SkipDuplicates bool
 }
 
-// Copied tells what a CopyOp did.
-type Copied struct {
+// Inserted tells what a CopyOp did.
+type Inserted struct {
 	// Rows counts the rows inserted.
 	Rows int64
 	// Skipped is the 0-based row of one that was left out, when Rows are not all. -1

@@ -226,14 +226,14 @@ func (b *backend) KeepAlive(ctx context.Context, _ dtx.Content) error {
 
 // Copy inserts rows. Where duplicates are to be skipped the rows are first tried
 // as they are: duplicates are the exception.
-func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Copied, error) {
+func (b *backend) Copy(ctx context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Inserted, error) {
 	f := b.facts(op.Table, false)
 	if f.changed && b.s.facts.tableLocks {
 		b.lock(f)
 	}
 	if !op.SkipDuplicates || len(op.Table.Uniques) == 0 {
 		n, err := b.insert(ctx, op)
-		return apply.Copied{Rows: n, Skipped: -1}, faultOrNil(err)
+		return apply.Inserted{Rows: n, Skipped: -1}, faultOrNil(err)
 	}
 	done, err := b.copyNew(ctx, op)
 	return done, faultOrNil(err)

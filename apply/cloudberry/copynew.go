@@ -19,8 +19,8 @@ import (
 //  3. The others are tried. Where the server still finds a duplicate (values that
 //     are equal without printing alike, expressions, exclusion constraints), the
 //     rows are halved until it is alone.
-func (b *backend) copyNew(ctx context.Context, op *apply.CopyOp) (apply.Copied, error) {
-	done := apply.Copied{Skipped: -1}
+func (b *backend) copyNew(ctx context.Context, op *apply.CopyOp) (apply.Inserted, error) {
+	done := apply.Inserted{Skipped: -1}
 	n, dup, err := b.tryInsert(ctx, op)
 	if err != nil || !dup {
 		done.Rows = n

@@ -21,8 +21,8 @@ func (d *discard) Segments() []dtx.Content { return d.segs }
 
 func (d *discard) KeepAlive(context.Context, dtx.Content) error { return nil }
 
-func (d *discard) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Copied, error) {
-	return apply.Copied{Rows: op.Rows}, nil
+func (d *discard) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Inserted, error) {
+	return apply.Inserted{Rows: op.Rows}, nil
 }
 
 func (d *discard) Delete(_ context.Context, _ dtx.Content, op *apply.DeleteOp) (apply.Found, error) {

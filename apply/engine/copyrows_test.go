@@ -20,14 +20,14 @@ type copies struct {
 	got, tables []string
 }
 
-func (c *copies) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Copied, error) {
+func (c *copies) Copy(_ context.Context, _ dtx.Content, op *apply.CopyOp) (apply.Inserted, error) {
 	format := "text"
 	if op.Binary {
 		format = "binary"
 	}
 	c.got = append(c.got, fmt.Sprintf("%s %d %q", format, op.Rows, op.Data))
 	c.tables = append(c.tables, op.Table.Name)
-	return apply.Copied{Rows: op.Rows}, nil
+	return apply.Inserted{Rows: op.Rows}, nil
 }
 
 // TestBinaryCopy: after a chunk of text rows go in binary form, up to the first

@@ -271,10 +271,10 @@ type stuck struct {
 	entered chan struct{}
 }
 
-func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *apply.CopyOp) (apply.Copied, error) {
+func (s stuck) Copy(ctx context.Context, _ dtx.Content, _ *apply.CopyOp) (apply.Inserted, error) {
 	s.entered <- struct{}{}
 	<-ctx.Done()
-	return apply.Copied{}, ctx.Err()
+	return apply.Inserted{}, ctx.Err()
 }
 
 // A canceled context ends Apply, with operations running and waiting.

@@ -93,7 +93,7 @@ func (m *model) conflicts(t *catalog.Table, seg dtx.Content, r *mrow) bool {
 	return false
 }
 
-func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Copied, err error) {
+func (m *model) Copy(_ context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Inserted, err error) {
 	done.Skipped = -1
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -39,7 +39,7 @@ func (r *run) sendCopy(t *table, place int, l *layout) error {
 	marks, shape := b.marks, t.shape
 	*b = copyBuf{}
 	from, to := t.indexes(place)
-	done := make([]apply.Copied, to-from)
+	done := make([]apply.Inserted, to-from)
 	free := func() {
 		r.compareInserts(t, shape, place, op, marks, done)
 		r.e.pool.putBuf(op.Data)
@@ -68,7 +68,7 @@ func skippedInsert(r *run, sh *shape, op *apply.CopyOp, marks []mark, row int) (
 
 // compareInserts counts the copies of a replicated table that took another number of
 // rows than the first: their rows of before differ.
-func (r *run) compareInserts(t *table, sh *shape, place int, op *apply.CopyOp, marks []mark, done []apply.Copied) {
+func (r *run) compareInserts(t *table, sh *shape, place int, op *apply.CopyOp, marks []mark, done []apply.Inserted) {
 	if place != everywhere || r.e.opt.OnConflict != apply.ConflictLog || r.lanes.ctx.Err() != nil {
 		return
 	}

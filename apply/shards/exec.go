@@ -53,7 +53,7 @@ const opRows = "apply rows"
 
 // Copy inserts rows by COPY. Where duplicates are skipped, COPY is tried first:
 // they are the exception.
-func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Copied, err error) {
+func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (done apply.Inserted, err error) {
 	done.Skipped = -1
 	n, err := e.conn(ctx, seg, op.Table)
 	if err != nil {
@@ -71,7 +71,7 @@ func (e *executor) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) 
 }
 
 // copyNew inserts the rows that violate no unique or exclusion constraint.
-func copyNew(ctx context.Context, conn *pgconn.PgConn, op *apply.CopyOp) (done apply.Copied, err error) {
+func copyNew(ctx context.Context, conn *pgconn.PgConn, op *apply.CopyOp) (done apply.Inserted, err error) {
 	done.Skipped = -1
 	if err := conn.Exec(ctx, "SAVEPOINT cbrepl_copy").Close(); err != nil {
 		return done, dataFault(err)

@@ -29,7 +29,7 @@ func (p placed) name(seg dtx.Content, err error) error {
 	return err
 }
 
-func (p placed) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (apply.Copied, error) {
+func (p placed) Copy(ctx context.Context, seg dtx.Content, op *apply.CopyOp) (apply.Inserted, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.limit)
 	defer cancel()
 	n, err := p.Backend.Copy(ctx, seg, op)
