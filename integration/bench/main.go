@@ -17,6 +17,7 @@ type options struct {
 	updates int
 	rounds  int
 	binary  string
+	lab     bool // measure the lab's clusters
 }
 
 func main() {
@@ -25,6 +26,7 @@ func main() {
 	flag.IntVar(&o.updates, "updated-rows", 100000, "rows of the update load, each updated 10 times; 0 measures inserts only")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of each measurement")
 	flag.StringVar(&o.binary, "cbrepl", "bin/cbrepl", "the cbrepl binary to measure")
+	flag.BoolVar(&o.lab, "lab", true, "measure between clusters of the lab; false measures only the Greenplum 6 that "+sourceEnv+" names")
 	flag.Parse()
 	if o.rows < 1 || o.rounds < 1 || o.updates < 0 || o.updates > o.rows {
 		fmt.Fprintln(os.Stderr, "bench: want at least one row and one round, and no more updated rows than rows")
@@ -39,6 +41,20 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
+	if o.lab {
+		if err := measureLab(ctx, o); err != nil {
+			return err
+		}
+	}
+	dsn := os.Getenv(sourceEnv)
+	if dsn == "" {
+		fmt.Printf("Greenplum 6 as the source: not measured, %s is not set\n", sourceEnv)
+		return nil
+	}
+	return measureGreenplum(ctx, o, dsn)
+}
+
+func measureLab(ctx context.Context, o options) error {
 	b, err := newBench(ctx, o)
 	if err != nil {
 		return err

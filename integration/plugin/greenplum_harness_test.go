@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/url"
-	"os"
 	"sort"
 	"strconv"
 	"strings"
@@ -13,14 +12,11 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/lab/clustertest"
 	"cbrepl/source/stream/repl"
 
 	"github.com/jackc/pgx/v5"
 )
-
-// envSource names the variable with the DSN of a Greenplum 6 coordinator whose
-// nodes have the library preloaded. Tests make databases and slots of their own.
-const envSource = "CBREPL_TEST_SOURCE_DSN"
 
 const slotName = "cbrepl_plugin_test"
 
@@ -73,10 +69,7 @@ type relation struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	base := os.Getenv(envSource)
-	if base == "" {
-		t.Skipf("NOT RUN: %s is not set: it needs a Greenplum 6 coordinator with cbrepl_source preloaded on every node", envSource)
-	}
+	base := clustertest.SourceDSN(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	t.Cleanup(cancel)
 	name := "plugin_" + strings.ToLower(strings.NewReplacer("/", "_", "=", "_").Replace(t.Name()))
@@ -126,7 +119,7 @@ func withDatabase(t *testing.T, dsn, database, host string) string {
 	t.Helper()
 	u, err := url.Parse(dsn)
 	if err != nil {
-		t.Fatalf("%s is no URL: %v", envSource, err)
+		t.Fatalf("%s is no URL: %v", clustertest.SourceEnvVar, err)
 	}
 	u.Path = "/" + database
 	q := u.Query()
