@@ -42,9 +42,18 @@ type StreamIdentity struct {
 	Timeline int32
 }
 
+// Beginning is where a new subscription begins: its streams, their positions, and
+// the tables as they are published there.
+type Beginning struct {
+	Streams   []StreamIdentity
+	Positions []dtx.Position
+	Tables    []catalog.ReplicatedTable
+}
+
 // State is what the target knows of a subscription: the only truth at start.
 type State struct {
-	// Initialized is false until Init has run: no positions are recorded.
+	// Initialized is false until Init has run: no positions are recorded, and nothing
+	// says where the subscription would begin.
 	Initialized bool
 	// Token belongs to this record of the subscription only: one that was deleted
 	// and prepared again has another.
@@ -56,7 +65,7 @@ type State struct {
 	Positions []dtx.Position
 	Streams   []StreamIdentity
 	Dedup     []dtx.DedupEntry
-	// Tables are those recorded by RecordTables.
+	// Tables are those recorded by Init or RecordTables.
 	Tables []catalog.ReplicatedTable
 	// Copies are the first copies of tables, by name.
 	Copies []TableCopy
@@ -108,9 +117,8 @@ type Target interface {
 	// batches in doubt and reads the state. After a failed Apply it is called
 	// again; State.Batch then says whether that batch was committed.
 	Open(ctx context.Context) (State, error)
-	// Init records the first positions and stream identities of a new
-	// subscription.
-	Init(ctx context.Context, streams []StreamIdentity, positions []dtx.Position) error
+	// Init records where a new subscription begins.
+	Init(ctx context.Context, b Beginning) error
 	// RecordTables replaces the record of the source's tables whose rows are taken.
 	RecordTables(ctx context.Context, tables []catalog.ReplicatedTable) error
 	// Apply applies b. On error nothing of b is applied, or, when the connection

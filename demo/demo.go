@@ -158,10 +158,10 @@ func (r *run) start(ctx context.Context) error {
 	if err := r.configure(name); err != nil {
 		return err
 	}
-	if err := subscription.CreateSlots(ctx, r.cfg, 0, nil); err != nil {
+	if err := subscription.PrepareTarget(ctx, r.cfg); err != nil {
 		return err
 	}
-	if err := subscription.PrepareTarget(ctx, r.cfg); err != nil {
+	if _, err := subscription.CreateSlots(ctx, r.cfg, 0, nil); err != nil {
 		return err
 	}
 	r.load = lab.NewWorkload(r.src, r.o.Seed)

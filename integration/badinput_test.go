@@ -150,12 +150,10 @@ func TestBadInput(t *testing.T) {
 			want: []string{"other", "cbrepl target prepare"},
 		},
 		{
-			name: "target table missing",
-			before: func() {
-				p.must(p.src.CreateTable(p.ctx(), lab.Table{Name: "lonely", Columns: "id int primary key", Key: []string{"id"}}))
-			},
-			after: func() { p.must(p.src.DropTable(p.ctx(), "lonely")) },
-			file:  func() string { return p.file }, code: 3, want: []string{"lonely"},
+			name:   "target table missing",
+			before: func() { p.must(p.dst.ExecAll(p.ctx(), "alter table t rename to u")) },
+			after:  func() { p.must(p.dst.ExecAll(p.ctx(), "alter table u rename to t")) },
+			file:   func() string { return p.file }, code: 3, want: []string{"public.t", "there is no table"},
 		},
 		{
 			name:   "target column missing",

@@ -118,7 +118,7 @@ func (p *pair) with(key string, value any) string {
 	return p.variant(func(s *lab.Subscription) { s.Set(key, value) })
 }
 
-// configure writes the subscription's file, makes slots and prepares the target.
+// configure writes the subscription's file, prepares the target and makes slots.
 func (p *pair) configure(name string) {
 	p.t.Helper()
 	p.configureWith(name, nil)
@@ -128,8 +128,9 @@ func (p *pair) configure(name string) {
 func (p *pair) configureWith(name string, f func(*lab.Subscription)) {
 	p.t.Helper()
 	p.describe(name, f)
-	p.must(subscription.CreateSlots(p.ctx(), p.cfg, 0, nil))
 	p.must(subscription.PrepareTarget(p.ctx(), p.cfg))
+	_, err := subscription.CreateSlots(p.ctx(), p.cfg, 0, nil)
+	p.must(err)
 }
 
 func (p *pair) must(err error) {

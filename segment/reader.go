@@ -40,8 +40,9 @@ type Options struct {
 	// Spool takes the rows. The Reader is its writer for this content.
 	Spool        *store.Spool
 	LocalChanges assemble.LocalChanges
-	// Tables is that of assemble.Options.
-	Tables map[string]uint32
+	// Tables and Forgotten are those of assemble.Options.
+	Tables    map[string]uint32
+	Forgotten map[uint32]bool
 	// Expect is the server that the start position was recorded for; zero accepts
 	// the first one met.
 	Expect feed.Identity
@@ -83,7 +84,7 @@ func New(o Options) (*Reader, error) {
 		return nil, err
 	}
 	a := assemble.New(assemble.Options{
-		Content: o.Content, Carrier: o.Carrier, Spool: o.Spool.Writer(o.Content), LocalChanges: o.LocalChanges, Tables: o.Tables, Logger: o.Logger,
+		Content: o.Content, Carrier: o.Carrier, Spool: o.Spool.Writer(o.Content), LocalChanges: o.LocalChanges, Tables: o.Tables, Forgotten: o.Forgotten, Logger: o.Logger,
 	})
 	f, err := feed.New(feed.Options{
 		Content: o.Content, DSN: o.DSN, Resolve: o.Resolve, Slot: o.Slot, Publication: o.Publication, Plugin: o.Plugin, PluginOptions: o.PluginOptions, Streaming: o.Streaming,

@@ -19,26 +19,14 @@ import (
 // NodePublication is what one node publishes: what must not change under a
 // subscription without notice.
 type NodePublication struct {
-	Content dtx.Content `json:"content"`
+	Content dtx.Content
 	// LeftOut are the kinds of changes that the publication leaves out.
-	LeftOut []string            `json:"left_out,omitempty"`
-	Tables  []PublishedRelation `json:"tables"`
+	LeftOut []string
+	Tables  []catalog.ReplicatedTable
 }
 
-// PublishedRelation is a published table with its identity on the node.
-type PublishedRelation struct {
-	Name string `json:"name"` // schema.name
-	OID  uint32 `json:"oid"`
-	// Columns are published, Hidden exist and are not: left out by a column list, or
-	// generated.
-	Columns   []string `json:"columns"`
-	Hidden    []string `json:"hidden,omitempty"`
-	RowFilter string   `json:"row_filter,omitempty"`
-	// Types are what the types of columns that are not built in are made of, by column.
-	Types map[string]string `json:"types,omitempty"`
-}
-
-// Published describes what every node publishes, in order of content.
+// Published describes what every node publishes, in order of content. A Greenplum 6
+// has one list, which is the coordinator's.
 func (f *Facts) Published() []NodePublication {
 	out := make([]NodePublication, len(f.Nodes))
 	for i := range f.Nodes {
@@ -47,19 +35,13 @@ func (f *Facts) Published() []NodePublication {
 	return out
 }
 
-// OIDs are the tables' identities by name.
-func (p *NodePublication) OIDs() map[string]uint32 {
-	out := make(map[string]uint32, len(p.Tables))
-	for _, t := range p.Tables {
-		out[t.Name] = t.OID
-	}
-	return out
-}
-
 func (n *NodeFacts) published() NodePublication {
 	p := NodePublication{Content: n.Content, LeftOut: n.leftOut}
 	for _, t := range n.tables {
-		r := PublishedRelation{Name: t.String(), OID: t.oid, Hidden: t.hidden, RowFilter: t.rowFilter}
+		r := catalog.ReplicatedTable{
+			Content: n.Content, Name: t.QualifiedName(), OID: t.oid,
+			Published: catalog.Published{Hidden: t.hidden, RowFilter: t.rowFilter},
+		}
 		for _, c := range t.Columns {
 			if !c.Generated {
 				r.Columns = append(r.Columns, c.Name)
@@ -76,67 +58,64 @@ func (n *NodeFacts) published() NodePublication {
 	return p
 }
 
-// ComparePublished compares what was replicated with what is published now, and
-// names every difference by which changes can have been missed. Tables and
-// columns that are new to a publication are none: nothing that was replicated is
-// touched by them.
-func ComparePublished(was, now []NodePublication) error {
+// ComparePublished compares what is recorded as replicated with what is published
+// now, and names every difference by which changes can have been missed. Tables that
+// are new to a publication are none, as their rows are not taken; nor are columns
+// that are new to their table.
+func ComparePublished(recorded []catalog.ReplicatedTable, now []NodePublication) error {
 	var ps check.Findings
-	for _, w := range was {
-		i := slices.IndexFunc(now, func(n NodePublication) bool { return n.Content == w.Content })
-		if i < 0 {
-			continue // the node was not asked
-		}
-		ps = append(ps, comparePublished(&w, &now[i])...)
+	for i := range now {
+		ps = append(ps, comparePublished(recorded, &now[i])...)
 	}
 	return ps.Err("compare publications")
 }
 
-const recopyTable = "Changes of it are missing on the target: undo that, if nothing has been changed since, or begin anew: " + resyncHint
+const recopyTable = "Changes of it are missing on the target. Undo that, if nothing has been changed since; " +
+	"or let go of the table (`cbrepl table forget`) and, to go on with it as it is now, copy it anew and take it (`cbrepl table take`)"
 
-func comparePublished(was, now *NodePublication) check.Findings {
+func comparePublished(recorded []catalog.ReplicatedTable, now *NodePublication) check.Findings {
 	var ps check.Findings
-	add := func(table, format string, args ...any) {
-		ps = append(ps, check.Finding{Content: dtx.AtContent(was.Content), Relation: table, Found: fmt.Sprintf(format, args...), Remedy: recopyTable})
+	add := func(table, remedy, format string, args ...any) {
+		ps = append(ps, check.Finding{Content: dtx.AtContent(now.Content), Relation: table, Found: fmt.Sprintf(format, args...), Remedy: remedy})
 	}
-	var left []string
-	for _, k := range now.LeftOut {
-		if !slices.Contains(was.LeftOut, k) {
-			left = append(left, k)
-		}
+	if len(now.LeftOut) > 0 {
+		add("", "Undo that, if nothing has been changed since, or begin anew: "+resyncHint,
+			"the publication leaves out %s now: such changes are missing on the target", strings.Join(now.LeftOut, ", "))
 	}
-	if len(left) > 0 {
-		add("", "the publication leaves out %s now", strings.Join(left, ", "))
-	}
-	tables := make(map[string]*PublishedRelation, len(now.Tables))
+	tables := make(map[catalog.Name]*catalog.ReplicatedTable, len(now.Tables))
 	for i := range now.Tables {
 		tables[now.Tables[i].Name] = &now.Tables[i]
 	}
-	for _, w := range was.Tables {
+	for i := range recorded {
+		w := &recorded[i]
+		if w.Content != now.Content || w.Forgotten {
+			continue
+		}
+		name := w.Name.String()
 		n := tables[w.Name]
 		switch {
 		case n == nil:
-			add(w.Name, "it was replicated and is not published here any more: it was dropped, renamed, set unlogged, or taken out of the publication")
+			add(name, recopyTable, "it was replicated and is not published here any more: it was dropped, renamed, set unlogged, or taken out of the publication")
 			continue
 		case n.OID != w.OID:
-			add(w.Name, "another table has its name now: it was dropped and made anew, or swapped (its OID was %d and is %d)", w.OID, n.OID)
+			add(name, recopyTable, "another table has its name now: it was dropped and made anew, or swapped (its OID was %d and is %d)", w.OID, n.OID)
 			continue
 		case n.RowFilter != w.RowFilter:
-			add(w.Name, "its row filter was (%s) and is (%s)", cmp.Or(w.RowFilter, "none"), cmp.Or(n.RowFilter, "none"))
+			add(name, recopyTable, "its row filter was (%s) and is (%s)", cmp.Or(w.RowFilter, "none"), cmp.Or(n.RowFilter, "none"))
 		}
 		for _, c := range w.Columns {
 			if slices.Contains(n.Hidden, c) {
-				add(w.Name, "column %q was replicated and is not published here any more: the column list was narrowed, or the column is generated now", c)
+				add(name, recopyTable, "column %q was replicated and is not published here any more: the column list was narrowed, or the column is generated now", c)
 			}
 		}
 		for _, c := range slices.Sorted(maps.Keys(w.Types)) {
 			if is := n.Types[c]; is != "" && is != w.Types[c] {
-				add(w.Name, "the type of column %q was %s and is %s: rows are read as other values on the target, or refused", c, w.Types[c], is)
+				add(name, recopyTable, "the type of column %q was %s and is %s: rows are read as other values on the target, or refused", c, w.Types[c], is)
 			}
 		}
 		for _, c := range w.Hidden {
 			if slices.Contains(n.Columns, c) {
-				add(w.Name, "column %q is published now, but was not: the rows of before lack it on the target", c)
+				add(name, recopyTable, "column %q is published now, but was not: the rows of before lack it on the target", c)
 			}
 		}
 	}
@@ -161,10 +140,10 @@ func readPublished(ctx context.Context, cfg *Config, n Node) (NodePublication, e
 const lookShare = 20
 
 // WatchPublished looks at every node's publication at intervals until ctx ends,
-// and returns an error when one differs from was so that changes are missed. It is
+// and returns an error when one differs from the record so that changes are missed. It is
 // an error of class stop. Nodes that do not answer are left to those who read
 // from them. dsn returns where a content is.
-func WatchPublished(ctx context.Context, cfg Config, was []NodePublication, every time.Duration, dsn func(context.Context, Node) (string, error)) error {
+func WatchPublished(ctx context.Context, cfg Config, recorded []catalog.ReplicatedTable, every time.Duration, dsn func(context.Context, Node) (string, error)) error {
 	cfg.EnsureDefaults()
 	for pause := every; ; {
 		select {
@@ -197,7 +176,7 @@ func WatchPublished(ctx context.Context, cfg Config, was []NodePublication, ever
 				seen = append(seen, *p)
 			}
 		}
-		if err := ComparePublished(was, seen); err != nil {
+		if err := ComparePublished(recorded, seen); err != nil {
 			return err
 		}
 		pause = max(every, lookShare*time.Since(began))

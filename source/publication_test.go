@@ -2,13 +2,12 @@ package source
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"cbrepl/catalog"
 	"cbrepl/check"
 	"cbrepl/dtx"
 )
@@ -56,21 +55,13 @@ func TestPublicationChanges(t *testing.T) {
 			c.t = t
 			c.all(`DROP PUBLICATION IF EXISTS p; DROP TABLE IF EXISTS acct, dims, other, stale; DROP TYPE IF EXISTS pair; CREATE TYPE pair AS (a int, b int);
 				CREATE TABLE acct (id int PRIMARY KEY, note text); CREATE TABLE dims (k text PRIMARY KEY, p pair[]); CREATE PUBLICATION p FOR ALL TABLES`)
-			var was []NodePublication
+			var was []catalog.ReplicatedTable
 			for _, n := range c.cfg.Nodes {
 				p, err := readPublished(c.ctx(), &c.cfg, n)
 				if err != nil {
 					t.Fatal(err)
 				}
-				was = append(was, p)
-			}
-			b, err := json.Marshal(was)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var back []NodePublication
-			if err := json.Unmarshal(b, &back); err != nil || !reflect.DeepEqual(was, back) {
-				t.Errorf("recorded %s, read back %+v, %v", b, back, err)
+				was = append(was, p.Tables...)
 			}
 			tc.change(c)
 			if err := ComparePublished(was, nil); err != nil {
@@ -80,7 +71,7 @@ func TestPublicationChanges(t *testing.T) {
 				for _, n := range c.cfg.Nodes {
 					p, err := readPublished(c.ctx(), &c.cfg, n)
 					if err == nil {
-						err = ComparePublished(back, []NodePublication{p})
+						err = ComparePublished(was, []NodePublication{p})
 					}
 					if err != nil {
 						t.Errorf("unexpected: %v", err)
@@ -88,13 +79,13 @@ func TestPublicationChanges(t *testing.T) {
 				}
 				return
 			}
-			err = WatchPublished(c.ctx(), c.cfg, back, time.Millisecond, func(_ context.Context, n Node) (string, error) { return n.DSN, nil })
+			err := WatchPublished(c.ctx(), c.cfg, was, time.Millisecond, func(_ context.Context, n Node) (string, error) { return n.DSN, nil })
 			var ps check.Findings
 			if !errors.As(err, &ps) || dtx.ClassOf(err) != dtx.ClassStop {
 				t.Fatalf("%v", err)
 			}
 			c.expect(ps, tc.want)
-			if !strings.Contains(err.Error(), "cbrepl slots create") {
+			if !strings.Contains(err.Error(), "cbrepl table forget") && !strings.Contains(err.Error(), "cbrepl slots create") {
 				t.Errorf("no remedy: %v", err)
 			}
 		})

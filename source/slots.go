@@ -68,7 +68,7 @@ func CheckResume(f *Facts, recorded []Recorded) error {
 				"the configured slot is %q, but the recorded position belongs to slot %q", n.Slot.Name, r.Slot)
 		case n.Slot.Confirmed > r.LSN:
 			add("The changes between the two are gone: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
-				"slot %q is confirmed up to %s, beyond the recorded position %s: it was made anew, or somebody else has moved it", r.Slot, n.Slot.Confirmed, r.LSN)
+				"slot %q is confirmed up to %s, beyond the recorded position %s: the slot was made anew or moved by somebody else, or the target was restored to an older state", r.Slot, n.Slot.Confirmed, r.LSN)
 		case r.LSN > n.Server.WALEnd:
 			add("The server was restored from an older backup: a new initial copy is needed (`cbrepl subscription reset --help` lists the steps)",
 				"the server's log ends at %s, before the recorded position %s", n.Server.WALEnd, r.LSN)

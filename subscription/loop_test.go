@@ -111,7 +111,7 @@ func (g rigTarget) Open(context.Context) (apply.State, error) {
 
 func (g rigTarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
 
-func (g rigTarget) Init(context.Context, []apply.StreamIdentity, []dtx.Position) error { return nil }
+func (g rigTarget) Init(context.Context, apply.Beginning) error { return nil }
 
 func (g rigTarget) Close() error { return nil }
 

@@ -5,16 +5,18 @@ import (
 	"fmt"
 	"io"
 
+	"cbrepl/apply"
 	"cbrepl/apply/reset"
+	"cbrepl/source"
 	"cbrepl/store"
 	"cbrepl/subscription/config"
 )
 
 // Reset makes the subscription new: what the target records of it is removed on
-// every server and made anew as PrepareTarget does, and the spool is removed. The
-// next start begins at the slots' positions. Rows of tables are not touched. It
-// refuses while a daemon runs, may be repeated, and with dryRun changes nothing.
-// What it does is written to out.
+// every server and made anew as PrepareTarget does, the spool is removed, and the
+// slots' positions are recorded as those where the subscription begins. Rows of tables
+// are not touched. It refuses while a daemon runs, may be repeated, and with dryRun
+// changes nothing. What it does is written to out.
 func Reset(ctx context.Context, c *config.Config, dryRun bool, out io.Writer) error {
 	// A daemon on this machine is found by its spool, one elsewhere by the lock on
 	// the target.
@@ -26,9 +28,22 @@ func Reset(ctx context.Context, c *config.Config, dryRun bool, out io.Writer) er
 	for _, n := range c.Target.Shards {
 		servers = append(servers, reset.Server{Name: fmt.Sprintf("shard %d", n.Content), DSN: n.DSN.Reveal()})
 	}
-	found, err := reset.Run(ctx, c.Subscription, servers, dryRun)
+	found, err := reset.Run(ctx, c.Subscription, servers, true)
 	if err != nil {
 		return err
+	}
+	var facts *source.Facts
+	if !dryRun { // everything that can fail comes before the first change
+		o, _, err := discover(ctx, c, nil)
+		if err != nil {
+			return err
+		}
+		if facts, err = source.Preflight(ctx, o, false); err != nil {
+			return err
+		}
+		if found, err = reset.Run(ctx, c.Subscription, servers, false); err != nil {
+			return err
+		}
 	}
 	verb := "removed from the"
 	if dryRun {
@@ -52,5 +67,10 @@ func Reset(ctx context.Context, c *config.Config, dryRun bool, out io.Writer) er
 	if _, err := fmt.Fprintf(out, "%s spool %s: %s\n", verb, c.Spool.Dir, what); err != nil || dryRun {
 		return err
 	}
-	return PrepareTarget(ctx, c)
+	if err := PrepareTarget(ctx, c); err != nil {
+		return err
+	}
+	return withTarget(ctx, c, func(tgt apply.Target, _ apply.State) error {
+		return tgt.Init(ctx, beginning(facts.Streams(), facts))
+	})
 }

@@ -94,7 +94,7 @@ func (s *sim) loop(ctx context.Context) (*loop, *status.Board, error) {
 		}
 	}
 	if !st.Initialized {
-		if err := s.tgt.Init(ctx, ids, st.Positions); err != nil {
+		if err := s.tgt.Init(ctx, apply.Beginning{Streams: ids, Positions: st.Positions}); err != nil {
 			return nil, nil, err
 		}
 	}

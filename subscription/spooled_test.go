@@ -162,7 +162,7 @@ func (s *powerSim) life(t *testing.T, fault string) error {
 			ids = append(ids, apply.StreamIdentity{Content: c})
 			st.Positions = append(st.Positions, dtx.Position{Content: c, LSN: firstLSN})
 		}
-		if err := s.tgt.Init(ctx, ids, st.Positions); err != nil {
+		if err := s.tgt.Init(ctx, apply.Beginning{Streams: ids, Positions: st.Positions}); err != nil {
 			t.Fatal(err)
 		}
 	}

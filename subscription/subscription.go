@@ -312,31 +312,25 @@ func closeUnlessHanging(err error, c io.Closer) error {
 // theSpool is the spool in messages.
 const theSpool = "the spool"
 
-// agree makes target and source agree where to start: the first start records
-// the slots' positions, every later one checks that the source is still what
-// the target's record was made with.
+// agree makes target and source agree where to go on: the source must still be what
+// the target's record was made with, and the record the newest. A target without a
+// record is not taken for a new one: it may have lost it.
 func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN, applied apply.Record) (apply.State, error) {
-	if st.Initialized {
-		if err := st.CheckRecord(applied, theSpool); err != nil {
-			return st, err
-		}
-		return st, s.env.checkResume(f, st, held)
-	}
-	if len(held) > 0 {
-		return st, &dtx.Error{
-			Op: "start subscription", Class: dtx.ClassStop,
-			Msg:  "the spool holds data of this subscription, but the target has no record of it",
-			Hint: "If the target was filled again, run `cbrepl subscription reset`; else restore the target's schema cbrepl",
-		}
-	}
-	st.Streams, st.Positions = f.identities, f.positions
-	dtx.SortPositions(st.Positions)
-	if err := tgt.Init(ctx, st.Streams, st.Positions); err != nil {
+	if err := st.CheckRecord(applied, theSpool); err != nil {
 		return st, err
 	}
-	st.Initialized = true
-	s.log.Info("first start: positions of the slots recorded on the target")
-	return st, nil
+	if !st.Initialized {
+		return st, &dtx.Error{
+			Op: "start subscription", Class: dtx.ClassStop,
+			Msg: "the target does not record where this subscription begins: its slots were not made by `cbrepl slots create`, or the record was deleted, or restored to a state before that",
+			Hint: "If it has run before, bring back the target's newest state; if that is lost, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps). " +
+				"Only if the target's tables hold what the source's held when the slots were made, `cbrepl subscription reset` records that it begins at the slots' positions",
+		}
+	}
+	if err := s.env.checkResume(f, st, held); err != nil {
+		return st, err
+	}
+	return s.agreeOnTables(ctx, tgt, f, st)
 }
 
 func (s *Subscription) limits() limits {

@@ -32,6 +32,8 @@ type startup struct {
 	passing int
 	// hang, when set, gives the target a batch, which returns when it is closed.
 	hang chan struct{}
+	// applied is what the spool knows of the target.
+	applied apply.Record
 }
 
 func (s *startup) call(name string) error {
@@ -63,9 +65,7 @@ func (t startTarget) Open(context.Context) (apply.State, error) {
 
 func (t startTarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
 
-func (t startTarget) Init(_ context.Context, _ []apply.StreamIdentity, ps []dtx.Position) error {
-	return t.s.call(fmt.Sprintf("init:%d", len(ps)))
-}
+func (t startTarget) Init(context.Context, apply.Beginning) error { return t.s.call("init") }
 
 func (t startTarget) Apply(context.Context, *dtx.Batch, apply.Rows) (apply.Result, error) {
 	if t.s.hang != nil {
@@ -82,7 +82,7 @@ type startSpool struct {
 }
 
 func (p startSpool) Held() map[dtx.Content]dtx.LSN { return nil }
-func (p startSpool) LastApplied() apply.Record     { return apply.Record{} }
+func (p startSpool) LastApplied() apply.Record     { return p.s.applied }
 func (p startSpool) Close() error                  { return p.s.call("close-spool") }
 func (p startSpool) Applied(apply.Record) error    { return nil }
 func (p startSpool) Release([]dtx.Part) error      { return nil }
@@ -107,7 +107,7 @@ func (x startStream) Facts() status.Stream { return status.Stream{Content: -1, C
 func (s *startup) env() *env {
 	return &env{
 		source: func(context.Context) (*sourceFacts, error) {
-			return &sourceFacts{positions: []dtx.Position{{Content: -1, LSN: 9}}}, s.call("source")
+			return &sourceFacts{}, s.call("source")
 		},
 		checkResume: func(*sourceFacts, apply.State, map[dtx.Content]dtx.LSN) error { return s.call("resume") },
 		target:      func(*sourceFacts) (apply.Target, error) { return startTarget{s}, nil },
@@ -154,7 +154,6 @@ func TestStartOrder(t *testing.T) {
 		{"check", false, "source check close-target"},
 		{"open", false, "source check open close-target"},
 		{"spool", false, "source check open spool close-target"},
-		{"init:1", false, "source check open spool init:1 close-spool close-target"},
 		{"resume", true, "source check open spool resume close-spool close-target"},
 		{"streams", true, "source check open spool resume streams close-spool close-target"},
 		{"run", true, "source check open spool resume streams run close-spool close-target"},
@@ -192,6 +191,32 @@ func TestUnfinishedCopy(t *testing.T) {
 	dtxtest.WantError(t, sub.Run(t.Context()), dtx.ClassStop, "first copy of 12 tables is not finished: a.part0, a.part1", "a.part9, and 2 more")
 	if got := s.trace(); got != "source check open close-target" {
 		t.Errorf("it did %s", got)
+	}
+}
+
+// A target that does not say where the subscription begins is not taken for a new
+// one, and one that is behind what the spool knows is refused: with the remedy, and
+// before anything is changed.
+func TestUnknownBeginning(t *testing.T) {
+	for _, tc := range []struct {
+		state apply.State
+		spool apply.Record
+		want  []string
+	}{
+		{apply.State{Token: "t"}, apply.Record{}, []string{"does not record where this subscription begins", "cbrepl subscription reset"}},
+		{apply.State{Token: "t"}, apply.Record{Token: "t", Batch: 3}, []string{"has run up to batch 3", "cbrepl subscription reset"}},
+		{apply.State{Token: "u", Initialized: true, Batch: 9}, apply.Record{Token: "t", Batch: 3}, []string{"is not the one that was written up to batch 3", "cbrepl subscription reset"}},
+		{apply.State{Token: "t", Initialized: true, Batch: 2}, apply.Record{Token: "t", Batch: 3}, []string{"is at batch 2", "commit batch 3", "cbrepl subscription reset"}},
+	} {
+		s := &startup{state: tc.state, applied: tc.spool}
+		sub, err := New(Options{Config: startConfig(t, ""), private: s.env()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dtxtest.WantError(t, sub.Run(t.Context()), dtx.ClassStop, tc.want...)
+		if got, want := s.trace(), "source check open spool close-spool close-target"; got != want {
+			t.Errorf("it did\n%s\nwant\n%s", got, want)
+		}
 	}
 }
 

@@ -56,11 +56,11 @@ func (t *vtarget) Open(ctx context.Context) (apply.State, error) {
 
 func (t *vtarget) RecordTables(context.Context, []catalog.ReplicatedTable) error { return nil }
 
-func (t *vtarget) Init(_ context.Context, ids []apply.StreamIdentity, ps []dtx.Position) error {
+func (t *vtarget) Init(_ context.Context, b apply.Beginning) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.streams = ids
-	for _, p := range ps {
+	t.streams = b.Streams
+	for _, p := range b.Positions {
 		t.replica.Positions[p.Content] = p.LSN
 	}
 	return nil

@@ -31,11 +31,10 @@ import (
 // sourceFacts is what the source says of itself before streaming.
 type sourceFacts struct {
 	tables []catalog.PublishedTable
-	// identities and positions describe every node's server and slot, by content.
-	identities []apply.StreamIdentity
-	positions  []dtx.Position
-	facts      *source.Facts
-	cluster    *source.Cluster
+	// published is what every node publishes of them, by content.
+	published []source.NodePublication
+	facts     *source.Facts
+	cluster   *source.Cluster
 }
 
 // copyOnly lists published tables that the stream does not carry.
@@ -79,32 +78,6 @@ func sourceConfig(c *config.Config, cl *source.Cluster, log *slog.Logger) source
 	}
 }
 
-// CreateSlots makes the subscription's slot on every source node, after all
-// checks that need no slot have passed, or on none. timeout bounds the wait for
-// transactions that are open there; 0: a minute. log, which may be nil, is told
-// whom it waits for.
-func CreateSlots(ctx context.Context, c *config.Config, timeout time.Duration, log *slog.Logger) error {
-	o, _, err := discover(ctx, c, log)
-	if err != nil {
-		return err
-	}
-	o.CreateTimeout = timeout
-	if _, err := source.Preflight(ctx, o, true); err != nil {
-		return err
-	}
-	_, err = source.CreateSlots(ctx, o)
-	return err
-}
-
-// DropSlots drops the subscription's slot wherever it is.
-func DropSlots(ctx context.Context, c *config.Config) error {
-	o, _, err := discover(ctx, c, nil)
-	if err != nil {
-		return err
-	}
-	return source.DropSlots(ctx, o)
-}
-
 // newEnv makes the real pieces. Targets name the subscription in their log
 // themselves.
 func newEnv(c *config.Config, plain *slog.Logger) *env {
@@ -119,12 +92,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 			if err != nil {
 				return nil, err
 			}
-			out := &sourceFacts{tables: f.Tables, facts: f, cluster: cl}
-			for _, r := range f.Streams() {
-				out.identities = append(out.identities, apply.StreamIdentity{Content: r.Content, SystemID: r.SystemID, Slot: r.Slot, Timeline: r.Timeline})
-				out.positions = append(out.positions, dtx.Position{Content: r.Content, LSN: r.LSN})
-			}
-			return out, nil
+			return &sourceFacts{tables: f.Tables, published: f.Published(), facts: f, cluster: cl}, nil
 		},
 		checkResume: checkResume,
 		target:      func(f *sourceFacts) (apply.Target, error) { return newTarget(c, f.tables, plain) },
@@ -189,13 +157,21 @@ func newStreams(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 // newReaders makes a reader per node.
 func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	cl := f.cluster
-	var published []source.NodePublication
+	var recorded []catalog.ReplicatedTable
 	if cl.Kind() != source.Greenplum6 { // which has a list of tables, not publications
-		published = f.facts.Published()
+		recorded = st.Tables
 	}
 	tables := map[dtx.Content]map[string]uint32{}
-	for i := range published {
-		tables[published[i].Content] = published[i].OIDs()
+	forgotten := map[dtx.Content]map[uint32]bool{}
+	for _, t := range recorded {
+		if tables[t.Content] == nil {
+			tables[t.Content], forgotten[t.Content] = map[string]uint32{}, map[uint32]bool{}
+		}
+		if t.Forgotten {
+			forgotten[t.Content][t.OID] = true
+		} else {
+			tables[t.Content][t.Name.String()] = t.OID
+		}
 	}
 	expect := map[dtx.Content]feed.Identity{}
 	for _, id := range st.Streams {
@@ -218,11 +194,11 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 	if err != nil {
 		return nil, err
 	}
-	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl, sourceConfig(c, cl, log), published}}}
+	out := []ContentStream{{dtx.Coordinator, coordinatorStream{co, cl, sourceConfig(c, cl, log), recorded}}}
 	for _, n := range cl.Nodes()[1:] {
 		r, err := segment.New(segment.Options{
 			Content: n.Content, DSN: n.DSN, Resolve: cl.Resolver(n.Content), Slot: c.Source.Slot, Publication: c.Source.Publication,
-			Plugin: plugin, PluginOptions: f.facts.StreamOptions, Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local, Tables: tables[n.Content],
+			Plugin: plugin, PluginOptions: f.facts.StreamOptions, Streaming: c.Source.Streaming, Carrier: car, Spool: sp.Spool, LocalChanges: local, Tables: tables[n.Content], Forgotten: forgotten[n.Content],
 			Expect: expect[n.Content], StatusInterval: c.Source.StatusInterval, Logger: log,
 		})
 		if err != nil {
@@ -237,9 +213,9 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 // that it coordinates, and what its nodes publish.
 type coordinatorStream struct {
 	*coordinator.Reader
-	cluster   *source.Cluster
-	source    source.Config
-	published []source.NodePublication // at the start
+	cluster  *source.Cluster
+	source   source.Config
+	recorded []catalog.ReplicatedTable // what the target records as replicated
 }
 
 // watchEvery is how often the cluster is looked at: a segment whose mirror was
@@ -250,9 +226,9 @@ func (s coordinatorStream) Run(ctx context.Context, start dtx.LSN, emit func(con
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Reader.Run(ctx, start, emit) })
 	g.Go(func() error { return s.cluster.Watch(ctx, watchEvery) })
-	if len(s.published) > 0 {
+	if len(s.recorded) > 0 {
 		g.Go(func() error {
-			return source.WatchPublished(ctx, s.source, s.published, watchEvery, s.cluster.DSN)
+			return source.WatchPublished(ctx, s.source, s.recorded, watchEvery, s.cluster.DSN)
 		})
 	}
 	return g.Wait()
@@ -310,7 +286,7 @@ func targetOptions(c *config.Config, tables []catalog.PublishedTable, log *slog.
 		engine.OnConflict = apply.ConflictLog
 	}
 	dsn := c.Target.Coordinator.DSN.Reveal()
-	common := ledger.Options{Subscription: c.Subscription, Tables: tables, Names: m, Engine: engine, Logger: log}
+	common := ledger.Options{Subscription: c.Subscription, Tables: tables, Names: m, Engine: engine, OnlyRecorded: true, Logger: log}
 	s := shards.Options{Options: common, Coordinator: dsn}
 	for _, n := range c.Target.Shards {
 		s.Shards = append(s.Shards, n.DSN.Reveal())

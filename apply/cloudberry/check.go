@@ -41,9 +41,14 @@ func (t *Target) Check(ctx context.Context) error {
 // readCatalogue reads the target's tables, checks that they can take the source's
 // rows, and makes the engine for them.
 func (t *Target) readCatalogue(ctx context.Context) error {
+	recorded, err := t.ledger.ReadTables(ctx)
+	if err != nil {
+		return err
+	}
+	published := t.ledger.Taken(recorded)
 	var names []catalog.Name
-	for i := range t.opts.Tables {
-		for _, n := range t.opts.Names.Candidates(&t.opts.Tables[i]) {
+	for i := range published {
+		for _, n := range t.opts.Names.Candidates(&published[i]) {
 			if !slices.Contains(names, n) {
 				names = append(names, n)
 			}
@@ -63,8 +68,8 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	checked := map[catalog.Name]bool{}
 	var usable []catalog.PublishedTable
 	var list []*catalog.Table
-	for i := range t.opts.Tables {
-		src := &t.opts.Tables[i]
+	for i := range published {
+		src := &published[i]
 		f := firstFound(t.opts.Names.Candidates(src), ts)
 		if f == nil {
 			usable = append(usable, *src) // the engine says that its table is missing
@@ -105,6 +110,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
 		return err
 	}
+	eng.PassOver(recorded)
 	t.engine, t.tables = eng, ts
 	return nil
 }

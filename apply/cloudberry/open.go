@@ -8,7 +8,6 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
-	"cbrepl/dtx"
 )
 
 const opOpen = ledger.OpOpen
@@ -79,9 +78,9 @@ func (t *Target) opened(row ledger.Row) {
 		slog.Uint64("batch", t.ledger.Batch()), slog.Int("segments", t.srv.facts.segments))
 }
 
-// Init records the first positions of a new subscription, once.
-func (t *Target) Init(ctx context.Context, streams []apply.StreamIdentity, positions []dtx.Position) error {
-	err := t.ledger.Init(ctx, streams, positions)
+// Init records where a new subscription begins, once.
+func (t *Target) Init(ctx context.Context, b apply.Beginning) error {
+	err := t.ledger.Init(ctx, b)
 	if err != nil {
 		t.rollback(ctx)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"cbrepl/apply"
 	"cbrepl/apply/conformance"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
@@ -78,7 +79,7 @@ func TestGrants(t *testing.T) {
 	src := conformance.NewSource(3, tab)
 	w.open(tg)
 	streams, positions := src.First()
-	if err := tg.Init(testCtx(t), streams, positions); err != nil {
+	if err := tg.Init(testCtx(t), apply.Beginning{Streams: streams, Positions: positions}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 6000 {

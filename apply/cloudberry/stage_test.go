@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"cbrepl/apply"
 	"cbrepl/apply/conformance"
 )
 
@@ -85,7 +86,7 @@ func TestNoTemporaryTables(t *testing.T) {
 	tg := w.target()
 	w.open(tg)
 	streams, positions := src.First()
-	if err := tg.Init(testCtx(t), streams, positions); err != nil {
+	if err := tg.Init(testCtx(t), apply.Beginning{Streams: streams, Positions: positions}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range stageRows {

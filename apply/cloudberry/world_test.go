@@ -119,7 +119,7 @@ func (w *world) start(src *conformance.Source, tables ...*conformance.Table) *Ta
 	tg := w.target()
 	w.open(tg)
 	streams, positions := src.First()
-	if err := tg.Init(testCtx(w.t), streams, positions); err != nil {
+	if err := tg.Init(testCtx(w.t), apply.Beginning{Streams: streams, Positions: positions}); err != nil {
 		w.t.Fatalf("init: %v", err)
 	}
 	return tg

@@ -227,10 +227,10 @@ func testState(t *testing.T, f Fixture) {
 	}
 	w.src.batch--
 	streams, positions := w.src.First()
-	if err := w.tg.Init(testCtx(t), streams, positions); err != nil {
+	if err := w.tg.Init(testCtx(t), apply.Beginning{Streams: streams, Positions: positions}); err != nil {
 		t.Fatalf("init: %v", err)
 	}
-	if err := w.tg.Init(testCtx(t), streams, positions); err == nil {
+	if err := w.tg.Init(testCtx(t), apply.Beginning{Streams: streams, Positions: positions}); err == nil {
 		t.Fatal("positions were recorded twice")
 	}
 	want := apply.State{Initialized: true, Positions: positions, Streams: streams}

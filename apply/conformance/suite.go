@@ -84,7 +84,7 @@ func newWorld(t *testing.T, f Fixture, onConflict apply.OnConflict, tables ...*T
 	w := newTables(t, f, onConflict, tables...)
 	w.open()
 	streams, positions := w.src.First()
-	if err := w.tg.Init(testCtx(t), streams, positions); err != nil {
+	if err := w.tg.Init(testCtx(t), apply.Beginning{Streams: streams, Positions: positions}); err != nil {
 		t.Fatalf("init: %v", err)
 	}
 	return w

@@ -41,6 +41,8 @@ type Engine struct {
 	// relations caches by pointer: a spool hands out one per version it has read.
 	relations map[*pgoutput.Relation]*relation
 	last      *relation
+	// forgotten are the source's tables that were let go of; nil when there are none.
+	forgotten *forgotten
 	pool      pool
 	folds     []*fold
 	foldBytes int64
@@ -149,8 +151,11 @@ const (
 	crossingHint = "Set on_conflict: stop, distribute the table on the source by columns of its identity, or drop the key that only the target has"
 )
 
-// resolve finds what rel maps to.
+// resolve finds what rel maps to; nil when its rows are passed over.
 func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation, error) {
+	if e.forgotten != nil && e.forgotten.has(content, rel) {
+		return nil, nil
+	}
 	if e.last != nil && e.last.rel == rel {
 		return e.last, nil
 	}
@@ -162,8 +167,8 @@ func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation
 	if src == nil {
 		return nil, &dtx.Error{
 			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
-			Msg:  "the stream holds changes of a table that was not published, or did not exist, when the subscription started",
-			Hint: "Create the table on the target if it is missing there, then start the daemon again with `cbrepl run`: tables are read again at start",
+			Msg:  "the stream holds changes of a table that is not among those that are replicated: it was published later, or is read from the next start on",
+			Hint: "Create the table on the target if it is missing there, and take it with `cbrepl table take`, which says when that is right; then start the daemon again",
 		}
 	}
 	var t *table

@@ -313,7 +313,7 @@ func TestProtocolErrors(t *testing.T) {
 		change *pgoutput.Change
 		want   []string
 	}{
-		{"unknown table", f, rowMessage(other, 'I', 0, nil, vals("1", "2", "3", "4")), []string{"public.other", "not published"}},
+		{"unknown table", f, rowMessage(other, 'I', 0, nil, vals("1", "2", "3", "4")), []string{"public.other", "not among those that are replicated", "cbrepl table take"}},
 		{"unknown column", f, rowMessage(more, 'I', 0, nil, vals("1", "2", "3", "4", "5")), []string{`column "new" is missing on the target`}},
 		{"too few columns", f, rowMessage(f.rel, 'I', 0, nil, vals("1", "2", "3")), []string{"3 columns, its relation 4"}},
 		{"binary", f, binary, []string{"binary format"}},

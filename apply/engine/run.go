@@ -214,10 +214,14 @@ func (r *run) read(it apply.RowIter) (trunc *truncate, more bool, err error) {
 // change folds or passes on one row.
 func (r *run) change(c *pgoutput.Change) error {
 	rel := r.e.last
-	if rel == nil || rel.rel != c.Relation {
+	if rel == nil || rel.rel != c.Relation || r.e.forgotten != nil {
 		var err error
 		if rel, err = r.e.resolve(r.parts[r.part].Content, c.Relation); err != nil {
 			return r.placed(err)
+		}
+		if rel == nil {
+			r.skipped++
+			return nil
 		}
 	}
 	if rel.lowestOnly {

@@ -114,6 +114,9 @@ func (r *run) truncate(c *truncate, parts []dtx.Part) error {
 		if err != nil {
 			return r.placed(err)
 		}
+		if m == nil {
+			continue
+		}
 		has, err := r.copyHasTruncate(m, parts)
 		if err != nil {
 			return err

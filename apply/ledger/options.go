@@ -25,6 +25,10 @@ type Options struct {
 	Names  apply.NameMap
 	Engine apply.Options
 
+	// OnlyRecorded leaves out tables that the record of what is replicated does not
+	// name: whether all their rows have been in the stream is not known.
+	OnlyRecorded bool
+
 	// LockWait is how long Open waits for another daemon's lock. 0 means 5 s.
 	LockWait time.Duration
 	// OpenTimeout bounds Open. 0 means 60 s.

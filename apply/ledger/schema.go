@@ -23,13 +23,14 @@ import (
 //	dedup         per subscription: gxids applied ahead of a position; on a cluster
 //	              spread by gxid over the segments
 //	replicated    per subscription and content: the source's tables whose rows are
-//	              taken, with their OIDs there, identities and columns
+//	              taken, by their OIDs there, with what is published of them; and
+//	              those that were let go of
 //	copy          per subscription: first copies of the source's tables, how far they
 //	              have come and what they hold
 //	positions     a view: the subscriptions' positions, one per row
 //
 // Targets add tables of their own; each server that has any has state_format.
-const Version = 2
+const Version = 3
 
 // Object is a relation of the layout.
 type Object struct {
@@ -87,12 +88,12 @@ var Objects = []Object{
 	CREATE TABLE cbrepl.replicated (
 		subscription text,
 		content      smallint,
-		schema_name  text,
-		table_name   text,
-		oid          bigint NOT NULL,
-		identity     text NOT NULL,
-		columns      text NOT NULL,
-		PRIMARY KEY (subscription, content, schema_name, table_name))`},
+		oid          bigint,
+		schema_name  text NOT NULL,
+		table_name   text NOT NULL,
+		published    text NOT NULL,
+		forgotten    boolean NOT NULL,
+		PRIMARY KEY (subscription, content, oid))`},
 	{Name: "copy", Key: "subscription", FillFactor: 50, DDL: `
 	CREATE TABLE cbrepl.copy (
 		subscription text,

@@ -114,13 +114,15 @@ func TestLedger(t *testing.T) {
 
 	streams := []apply.StreamIdentity{{Content: -1, SystemID: "7", Slot: "s", Timeline: 1}, {Content: 0, SystemID: "8", Slot: "s", Timeline: 2}}
 	positions := []dtx.Position{{Content: 0, LSN: 0x2_0000_0010}, {Content: -1, LSN: 0x10}}
-	one.must(one.Init(t.Context(), streams, positions))
-	dtxtest.WantError(t, one.Init(t.Context(), streams, positions), dtx.ClassStop, "already has positions")
+	first := apply.Beginning{Streams: streams, Positions: positions, Tables: []catalog.ReplicatedTable{{OID: 16}}}
+	one.must(one.Init(t.Context(), first))
+	dtxtest.WantError(t, one.Init(t.Context(), first), dtx.ClassStop, "already has positions")
 	tables := []catalog.ReplicatedTable{
-		{Name: catalog.Name{Schema: "a", Table: `odd "name", {here}`}, Content: 0, OID: 1<<32 - 1, Identity: 'd', Columns: []catalog.ReplicatedColumn{
-			{Name: `c"1\`, TypeOID: 1700, Modifier: 655366, Key: true}, {Name: "c2", TypeOID: 25, Modifier: -1},
+		{Name: catalog.Name{Schema: "a", Table: `odd "name", {here}`}, Content: 0, OID: 1<<32 - 1, Published: catalog.Published{
+			Columns: []string{`c"1\`, "c2"}, Hidden: []string{"h"}, RowFilter: "(x > 'a')",
 		}},
-		{Name: catalog.Name{Schema: "a", Table: "t"}, Content: 0, OID: 17, Identity: 'n'},
+		{Name: catalog.Name{Schema: "a", Table: "t"}, Content: 0, OID: 17, Forgotten: true},
+		{Name: catalog.Name{Schema: "a", Table: "t"}, Content: 0, OID: 18},
 	}
 	for _, list := range [][]catalog.ReplicatedTable{tables[:1], nil, tables} {
 		one.must(one.RecordTables(t.Context(), list))
@@ -149,7 +151,7 @@ func TestLedger(t *testing.T) {
 	one.connect()
 	one.Opened(one.row)
 	dtxtest.WantError(t, one.RecordCopies(t.Context(), nil), dtx.ClassRetry, "another daemon has taken over", "epoch 1")
-	if rows, err := two.s.Query(t.Context(), "SELECT count(*) FROM cbrepl.replicated"); err != nil || string(rows[0][0]) != "2" {
+	if rows, err := two.s.Query(t.Context(), "SELECT count(*) FROM cbrepl.replicated"); err != nil || string(rows[0][0]) != "3" {
 		t.Errorf("%s rows, %v", rows, err)
 	}
 	// What the other has recorded meanwhile ends it.
@@ -159,7 +161,7 @@ func TestLedger(t *testing.T) {
 	dtxtest.WantError(t, err, dtx.ClassStop, "another daemon has applied batches", "known here is 0", "records 1 of epoch 2")
 
 	// Somebody else's layout, or hands.
-	one.must(one.s.Exec(t.Context(), "UPDATE cbrepl.replicated SET columns = 'x' WHERE table_name = 't'"))
+	one.must(one.s.Exec(t.Context(), "UPDATE cbrepl.replicated SET published = 'x' WHERE table_name = 't'"))
 	_, err = newDaemon(t, srv.DSN()).take()
 	if err == nil {
 		t.Error("a record that cannot be read is taken")
@@ -171,5 +173,5 @@ func TestLedger(t *testing.T) {
 	dtxtest.WantError(t, err, dtx.ClassStop, "the cut of table b.t cannot be read")
 	one.connect()
 	one.must(one.s.Exec(t.Context(), "UPDATE cbrepl.state_format SET version = 1"))
-	dtxtest.WantError(t, CheckPrepared(t.Context(), one.s, OpOpen, Objects), dtx.ClassStop, "has version 1 of its layout, this cbrepl knows 2")
+	dtxtest.WantError(t, CheckPrepared(t.Context(), one.s, OpOpen, Objects), dtx.ClassStop, "has version 1 of its layout, this cbrepl knows 3")
 }

@@ -83,7 +83,7 @@ func (l *Ledger) ReadState(ctx context.Context, row Row) (apply.State, error) {
 	if st.Dedup, err = l.readDedup(ctx); err != nil {
 		return st, err
 	}
-	if st.Tables, err = l.readTables(ctx); err != nil {
+	if st.Tables, err = l.ReadTables(ctx); err != nil {
 		return st, err
 	}
 	st.Copies, err = l.readCopies(ctx)
@@ -108,8 +108,8 @@ func (l *Ledger) readDedup(ctx context.Context) ([]dtx.DedupEntry, error) {
 	return out, nil
 }
 
-// Init records the first positions of a new subscription, once.
-func (l *Ledger) Init(ctx context.Context, streams []apply.StreamIdentity, positions []dtx.Position) error {
+// Init records where a new subscription begins, once.
+func (l *Ledger) Init(ctx context.Context, b apply.Beginning) error {
 	const op = "record first positions"
 	if !l.open {
 		return ErrNotOpen(op)
@@ -117,10 +117,10 @@ func (l *Ledger) Init(ctx context.Context, streams []apply.StreamIdentity, posit
 	if l.row.Initialized {
 		return pgside.Stop(op, "Use another subscription name for a new copy", "subscription %s already has positions", l.opts.Subscription)
 	}
-	sorted := slices.Clone(positions)
+	sorted := slices.Clone(b.Positions)
 	dtx.SortPositions(sorted)
 	var contents, systems, slots, timelines []string
-	for _, st := range streams {
+	for _, st := range b.Streams {
 		if !slices.ContainsFunc(sorted, func(p dtx.Position) bool { return p.Content == st.Content }) {
 			return pgside.Stop(op, thisIsABug, "no position for content %d", st.Content)
 		}
@@ -130,14 +130,17 @@ func (l *Ledger) Init(ctx context.Context, streams []apply.StreamIdentity, posit
 		timelines = append(timelines, strconv.FormatInt(int64(st.Timeline), 10))
 	}
 	distinct := slices.CompactFunc(slices.Clone(sorted), func(a, b dtx.Position) bool { return a.Content == b.Content })
-	if len(streams) == 0 || len(distinct) != len(streams) || len(sorted) != len(streams) {
-		return pgside.Stop(op, thisIsABug, "%d streams with %d positions", len(streams), len(positions))
+	if len(b.Streams) == 0 || len(distinct) != len(b.Streams) || len(sorted) != len(b.Streams) {
+		return pgside.Stop(op, thisIsABug, "%d streams with %d positions", len(b.Streams), len(b.Positions))
 	}
 	err := l.srv.Transaction(ctx, op, func() error {
 		if _, err := l.srv.Query(ctx, `
 			INSERT INTO cbrepl.stream (subscription, content, system_id, slot, timeline)
 			SELECT $1::text, u.* FROM unnest($2::smallint[], $3::text[], $4::text[], $5::integer[]) u`,
 			l.opts.Subscription, pgside.TextArray(contents), pgside.TextArray(systems), pgside.TextArray(slots), pgside.TextArray(timelines)); err != nil {
+			return err
+		}
+		if err := l.insertTables(ctx, b.Tables); err != nil {
 			return err
 		}
 		if err := l.point("init_before_commit"); err != nil {

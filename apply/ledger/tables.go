@@ -3,12 +3,12 @@ package ledger
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strconv"
 
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
-	"cbrepl/pgoutput"
 )
 
 // RecordTables replaces the record of what is replicated, in one transaction that
@@ -18,19 +18,6 @@ func (l *Ledger) RecordTables(ctx context.Context, tables []catalog.ReplicatedTa
 	if !l.open {
 		return ErrNotOpen(op)
 	}
-	cols := make([][]string, 6)
-	for i := range tables {
-		t := &tables[i]
-		columns, err := json.Marshal(t.Columns)
-		if err != nil {
-			return l.srv.Fail(op, err)
-		}
-		for j, v := range []string{
-			t.Content.String(), t.Name.Schema, t.Name.Table, strconv.FormatUint(uint64(t.OID), 10), string(rune(t.Identity)), string(columns),
-		} {
-			cols[j] = append(cols[j], v)
-		}
-	}
 	err := l.srv.Transaction(ctx, op, func() error {
 		if err := l.srv.Exec(ctx, l.Guarded("epoch = epoch", l.row.Decided.Batch, "true")); err != nil {
 			return err
@@ -38,15 +25,7 @@ func (l *Ledger) RecordTables(ctx context.Context, tables []catalog.ReplicatedTa
 		if _, err := l.srv.Query(ctx, `DELETE FROM cbrepl.replicated WHERE subscription = $1::text`, l.opts.Subscription); err != nil {
 			return err
 		}
-		if len(tables) == 0 {
-			return nil
-		}
-		_, err := l.srv.Query(ctx, `
-			INSERT INTO cbrepl.replicated (subscription, content, schema_name, table_name, oid, identity, columns)
-			SELECT $1::text, u.* FROM unnest($2::smallint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[]) u`,
-			l.opts.Subscription, pgside.TextArray(cols[0]), pgside.TextArray(cols[1]), pgside.TextArray(cols[2]),
-			pgside.TextArray(cols[3]), pgside.TextArray(cols[4]), pgside.TextArray(cols[5]))
-		return err
+		return l.insertTables(ctx, tables)
 	})
 	if pgside.SQLState(err) == StateFenced {
 		l.open = false
@@ -55,22 +34,57 @@ func (l *Ledger) RecordTables(ctx context.Context, tables []catalog.ReplicatedTa
 	return err
 }
 
-// readTables reads the record of what is replicated.
-func (l *Ledger) readTables(ctx context.Context) ([]catalog.ReplicatedTable, error) {
-	rows, err := l.srv.Query(ctx, `SELECT content, schema_name, table_name, oid, identity, columns FROM cbrepl.replicated
-		WHERE subscription = $1::text ORDER BY content, schema_name, table_name`, l.opts.Subscription)
+// insertTables adds to the record, inside a transaction.
+func (l *Ledger) insertTables(ctx context.Context, tables []catalog.ReplicatedTable) error {
+	if len(tables) == 0 {
+		return nil
+	}
+	cols := make([][]string, 6)
+	for i := range tables {
+		t := &tables[i]
+		published, err := json.Marshal(t.Published)
+		if err != nil {
+			return err
+		}
+		for j, v := range []string{
+			t.Content.String(), strconv.FormatUint(uint64(t.OID), 10), t.Name.Schema, t.Name.Table, string(published), strconv.FormatBool(t.Forgotten),
+		} {
+			cols[j] = append(cols[j], v)
+		}
+	}
+	_, err := l.srv.Query(ctx, `
+		INSERT INTO cbrepl.replicated (subscription, content, oid, schema_name, table_name, published, forgotten)
+		SELECT $1::text, u.* FROM unnest($2::smallint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::boolean[]) u`,
+		l.opts.Subscription, pgside.TextArray(cols[0]), pgside.TextArray(cols[1]), pgside.TextArray(cols[2]),
+		pgside.TextArray(cols[3]), pgside.TextArray(cols[4]), pgside.TextArray(cols[5]))
+	return err
+}
+
+// Taken returns the tables whose rows are taken: of those in the options, the ones
+// that the record names, where only those are wanted.
+func (l *Ledger) Taken(recorded []catalog.ReplicatedTable) []catalog.PublishedTable {
+	if !l.opts.OnlyRecorded {
+		return l.opts.Tables
+	}
+	return slices.DeleteFunc(slices.Clone(l.opts.Tables), func(t catalog.PublishedTable) bool {
+		return !catalog.IsTaken(recorded, t.QualifiedName())
+	})
+}
+
+// ReadTables reads the record of what is replicated.
+func (l *Ledger) ReadTables(ctx context.Context) ([]catalog.ReplicatedTable, error) {
+	rows, err := l.srv.Query(ctx, `SELECT content, oid, schema_name, table_name, published, forgotten FROM cbrepl.replicated
+		WHERE subscription = $1::text ORDER BY content, schema_name, table_name, oid`, l.opts.Subscription)
 	if err != nil {
 		return nil, l.srv.Fail(OpOpen, err)
 	}
 	var out []catalog.ReplicatedTable
 	for _, r := range rows {
 		t := catalog.ReplicatedTable{
-			Content: dtx.Content(pgside.Atoi(r[0])), Name: catalog.Name{Schema: string(r[1]), Table: string(r[2])}, OID: pgside.OID(r[3]),
+			Content: dtx.Content(pgside.Atoi(r[0])), OID: pgside.OID(r[1]), Name: catalog.Name{Schema: string(r[2]), Table: string(r[3])},
+			Forgotten: string(r[5]) == "t",
 		}
-		if len(r[4]) == 1 {
-			t.Identity = pgoutput.ReplicaIdentity(r[4][0])
-		}
-		if err := json.Unmarshal(r[5], &t.Columns); err != nil || t.Identity == 0 {
+		if err := json.Unmarshal(r[4], &t.Published); err != nil {
 			return nil, pgside.Stop(OpOpen, editedHint, "cbrepl.replicated on the %s: table %s of content %s cannot be read", l.srv, t.Name, t.Content)
 		}
 		out = append(out, t)

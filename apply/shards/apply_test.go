@@ -83,7 +83,7 @@ func TestRefusedBatches(t *testing.T) {
 	}
 	_, err = tg.Apply(testCtx(t), &dtx.Batch{Seq: 1}, nil)
 	dtxtest.WantError(t, err, dtx.ClassStop, "without first positions")
-	dtxtest.WantError(t, tg.Init(testCtx(t), []apply.StreamIdentity{{Content: 1}}, []dtx.Position{{Content: 2}}), dtx.ClassStop, "no position for content 1")
+	dtxtest.WantError(t, tg.Init(testCtx(t), apply.Beginning{Streams: []apply.StreamIdentity{{Content: 1}}, Positions: []dtx.Position{{Content: 2}}}), dtx.ClassStop, "no position for content 1")
 	if err := initHistory(testCtx(t), tg); err != nil {
 		t.Fatal(err)
 	}

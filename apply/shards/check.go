@@ -68,12 +68,17 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		t.engine = f()
 		return nil
 	}
+	recorded, err := t.ledger.ReadTables(ctx)
+	if err != nil {
+		return err
+	}
+	published := t.ledger.Taken(recorded)
 	var names []catalog.Name
-	for i := range t.opts.Tables {
-		names = append(names, t.opts.Names.Candidates(&t.opts.Tables[i])...)
+	for i := range published {
+		names = append(names, t.opts.Names.Candidates(&published[i])...)
 	}
 	cats := make([]*catalogue, len(t.shards))
-	err := t.eachShard(ctx, opCatalogue, func(ctx context.Context, n *node) (err error) {
+	err = t.eachShard(ctx, opCatalogue, func(ctx context.Context, n *node) (err error) {
 		cats[n.index], err = readTables(ctx, n, names)
 		return err
 	})
@@ -88,8 +93,8 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	tables := map[catalog.Name]*catalog.Table{}
 	bad := map[catalog.Name]bool{}
 	var usable []catalog.PublishedTable
-	for i := range t.opts.Tables {
-		src := &t.opts.Tables[i]
+	for i := range published {
+		src := &published[i]
 		name, ok := firstFound(t.opts.Names.Candidates(src), cats)
 		if ok && tables[name] == nil && !bad[name] {
 			table, problems := t.checkTable(name, cats, policies)
@@ -138,6 +143,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
 		return err
 	}
+	eng.PassOver(recorded)
 	t.engine = eng
 	for i, n := range t.shards {
 		n.versions = cats[i].versions

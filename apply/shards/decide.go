@@ -129,9 +129,9 @@ func (a *array) quoted(lit []byte) {
 
 func (a *array) end() []byte { return append(a.b, '}') }
 
-// Init records the first positions of a new subscription, once.
-func (t *Target) Init(ctx context.Context, streams []apply.StreamIdentity, positions []dtx.Position) error {
-	return t.ledger.Init(ctx, streams, positions)
+// Init records where a new subscription begins, once.
+func (t *Target) Init(ctx context.Context, b apply.Beginning) error {
+	return t.ledger.Init(ctx, b)
 }
 
 // RecordTables replaces the record of the source's tables whose rows are taken.

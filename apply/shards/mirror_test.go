@@ -129,7 +129,7 @@ func (m *mirror) open() error {
 		streams = append(streams, apply.StreamIdentity{Content: dtx.Content(i), SystemID: "1", Slot: "m", Timeline: 1})
 		at = append(at, dtx.Position{Content: dtx.Content(i), LSN: 1})
 	}
-	return tg.Init(ctx, streams, at)
+	return tg.Init(ctx, apply.Beginning{Streams: streams, Positions: at})
 }
 
 // session returns a session of the mirror's own on a database.

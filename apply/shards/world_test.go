@@ -302,7 +302,7 @@ func initHistory(ctx context.Context, tg *Target) error {
 		streams = append(streams, apply.StreamIdentity{Content: c, SystemID: "7000", Slot: `s"\,l`, Timeline: 3})
 		positions = append(positions, dtx.Position{Content: c, LSN: 1})
 	}
-	return tg.Init(ctx, streams, positions)
+	return tg.Init(ctx, apply.Beginning{Streams: streams, Positions: positions})
 }
 
 // historyTarget returns a Target that writes a history's changes.

@@ -19,7 +19,9 @@ func newSlotsCmd() *cobra.Command {
 	create := &cobra.Command{
 		Use:   "create -c FILE",
 		Short: "Create the slot on every source node, or on none",
-		Args:  cobra.NoArgs,
+		Long: "Create the slot on every source node, or on none, and record on the target, which must be\n" +
+			"prepared, that the subscription begins there, with the tables that are published.",
+		Args: cobra.NoArgs,
 	}
 	loadCreate := configFlags(create, false)
 	timeout := create.Flags().Duration("timeout", time.Minute, "how long to wait for transactions that are open on the source")
@@ -28,10 +30,15 @@ func newSlotsCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := subscription.CreateSlots(cmd.Context(), c, *timeout, newLogger(c.Log, logLevel(c.Log), cmd.ErrOrStderr())); err != nil {
+		recorded, err := subscription.CreateSlots(cmd.Context(), c, *timeout, newLogger(c.Log, logLevel(c.Log), cmd.ErrOrStderr()))
+		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %s\n", c.Source.Slot, segmentCount(c))
+		note := "the subscription begins there"
+		if !recorded {
+			note = "the target records the positions of earlier slots until `cbrepl subscription reset`"
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s created on the coordinator and %s; %s\n", c.Source.Slot, segmentCount(c), note)
 		return err
 	}
 	drop := &cobra.Command{

@@ -30,8 +30,8 @@ func newSubscriptionCmd() *cobra.Command {
 		Use:   "reset -c FILE",
 		Short: "Forget how far a subscription has come, after its target was filled again",
 		Long: "Forget how far a subscription has come: remove what the target records of it, on every\n" +
-			"server, and the spool, so that the next start begins at the slots' positions. No row of\n" +
-			"a replicated table is touched. It refuses while a daemon runs, and may be repeated.\n\n" +
+			"server, and the spool, and record that it begins at the slots' positions. No row of a\n" +
+			"replicated table is touched. It refuses while a daemon runs, and may be repeated.\n\n" +
 			fmt.Sprintf(resyncSteps, "FILE"),
 		Args: cobra.NoArgs,
 	}

@@ -190,9 +190,10 @@ func (b *bench) configure(ctx context.Context) error {
 	if err := sub.Write(b.conf); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, b.o.binary, "target", "prepare", "-c", b.conf).CombinedOutput()
+	// The slots are copies of others: what begins at them is said by a reset.
+	out, err := exec.CommandContext(ctx, b.o.binary, "subscription", "reset", "-c", b.conf).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("cbrepl target prepare: %w: %s", err, out)
+		return fmt.Errorf("cbrepl subscription reset: %w: %s", err, out)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -167,7 +168,11 @@ func TestRemedies(t *testing.T) {
 			late := lab.Table{Name: "public.late", Columns: "id int8 primary key, v text", Key: []string{"id"}}
 			a.must(a.src.CreateTable(a.ctx, late))
 			a.must(a.src.Do(a.ctx, func(tx *lab.Tx) error { return tx.Insert(a.ctx, late.Name, lab.Row{1, canary}) }))
-			a.stops("public.late", "gxid", "was not published, or did not exist, when the subscription started")
+			a.stops("public.late", "gxid", "not among those that are replicated", "cbrepl table take")
+			out, err := exec.CommandContext(a.ctx, binary, "table", "take", "-c", a.file, "public.late").CombinedOutput()
+			if err != nil { // nothing was in it when it was published
+				t.Fatalf("%v: %s", err, out)
+			}
 			a.refuses("there is no table public.late on the target")
 			a.must(a.dst.CreateTable(a.ctx, late))
 		}},

@@ -210,7 +210,7 @@ func (w *world) configure(ctx context.Context) error {
 	if err := w.sub.Write(w.file); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"slots", "create"}, {"target", "prepare"}} {
+	for _, args := range [][]string{{"target", "prepare"}, {"slots", "create"}} {
 		if out, err := exec.CommandContext(ctx, binary, append(args, "-c", w.file)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w: %s", args, err, out)
 		}

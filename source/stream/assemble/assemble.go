@@ -86,6 +86,9 @@ type Options struct {
 	// they are known to the target. A row of another table of such a name is a fault:
 	// what the old one held was not taken off the target.
 	Tables map[string]uint32
+	// Forgotten are OIDs of tables whose rows are passed over when they are applied:
+	// a table that has such a name is no fault.
+	Forgotten map[uint32]bool
 	// Logger takes ignored changes; nil discards.
 	Logger *slog.Logger
 }

@@ -151,6 +151,9 @@ func (a *Assembler) truncate(ctx context.Context, lsn dtx.LSN, xid dtx.XID, body
 // another.
 func (a *Assembler) touch(t *txn, lsn dtx.LSN, xid dtx.XID, r *relation) {
 	t.touch(r)
+	if a.o.Forgotten[r.id] {
+		return
+	}
 	switch was, seen := a.tables[r.name]; {
 	case !seen:
 		if t.fresh == nil {
@@ -158,7 +161,7 @@ func (a *Assembler) touch(t *txn, lsn dtx.LSN, xid dtx.XID, r *relation) {
 		}
 		t.fresh[r.name] = r.id // known once t commits
 	case was != r.id:
-		e := a.errorAt(lsn, "The rows of the old table are still on the target: begin anew with new slots and a new initial copy",
+		e := a.errorAt(lsn, "The rows of the old table are still on the target: let go of it (`cbrepl table forget`), copy the new one and take it (`cbrepl table take`)",
 			"another table has this name now: it was dropped and made anew, or swapped (its OID was %d and is %d)", was, r.id)
 		e.Relation = r.name
 		t.mark(xid, e)

@@ -260,6 +260,13 @@ func TestTableMadeAnew(t *testing.T) {
 	r.a = New(Options{Content: content, Spool: r.spool.Writer(content), Tables: map[string]uint32{"public.a": 1}})
 	r.Restart(content, 0, r.a)
 	stops(r.Feed(whole(0x40, 9, 2)...))
+	// A person let go of it, and took the new one.
+	r = newRig(t, Stop, 0)
+	r.a = New(Options{Content: content, Spool: r.spool.Writer(content), Tables: map[string]uint32{"public.a": 1}, Forgotten: map[uint32]bool{5: true}})
+	r.Restart(content, 0, r.a)
+	r.Must(whole(0x20, 7, 5)...)
+	r.Must(whole(0x30, 8, 1)...)
+	stops(r.Feed(whole(0x40, 9, 2)...))
 }
 
 // TestPreparedAlone: newer servers send PREPARE without a beginning when the
