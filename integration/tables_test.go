@@ -97,13 +97,13 @@ func TestTablesChangedWhileDown(t *testing.T) {
 		t.Fatalf("exit code %d", code)
 	}
 	for _, s := range p.src.Nodes() {
-		p.must(s.Exec(p.ctx(), "alter table again set unlogged"))
+		p.must(s.Exec(p.ctx(), "alter publication "+p.src.Publication()+" drop table again"))
 	}
 	p.must(p.dst.ExecAll(p.ctx(), "alter table kept add w int"))
 	for _, s := range p.src.Nodes() {
 		p.must(s.Exec(p.ctx(), "alter table kept add w int"))
 	}
-	p.refused(nil, run, 3, "content -1 (coordinator): table public.again: it was replicated", "set unlogged")
+	p.refused(nil, run, 3, "content -1 (coordinator): table public.again: it was replicated", "taken out of the publication")
 	table("forget", "public.again")
 	r = p.spawn()
 	insert("kept")

@@ -167,7 +167,7 @@ func (e *Engine) resolve(content dtx.Content, rel *pgoutput.Relation) (*relation
 	if src == nil {
 		return nil, &dtx.Error{
 			Op: "match tables", Relation: rel.String(), Class: dtx.ClassStop,
-			Msg:  "the stream holds changes of a table that is not among those that are replicated: it was published later, or is read from the next start on",
+			Msg:  "the stream holds changes of a table that is not among those that are replicated: it was made, or published, after the subscription began",
 			Hint: "Create the table on the target if it is missing there, and take it with `cbrepl table take`, which says when that is right; then start the daemon again",
 		}
 	}
