@@ -163,10 +163,11 @@ func (g *greenplum) prepare(ctx context.Context, table string) error {
 	if g.cfg, err = config.Load(config.Sources{File: g.conf}); err != nil {
 		return err
 	}
-	if err := subscription.CreateSlots(ctx, g.cfg, 0, nil); err != nil {
+	if err := subscription.PrepareTarget(ctx, g.cfg); err != nil {
 		return err
 	}
-	return subscription.PrepareTarget(ctx, g.cfg)
+	_, err := subscription.CreateSlots(ctx, g.cfg, 0, nil)
+	return err
 }
 
 // published is the source as a subscription names it.
