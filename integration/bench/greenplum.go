@@ -166,7 +166,7 @@ func (g *greenplum) prepare(ctx context.Context, table string) error {
 	if err := subscription.PrepareTarget(ctx, g.cfg); err != nil {
 		return err
 	}
-	_, err := subscription.CreateSlots(ctx, g.cfg, 0, nil)
+	_, err = subscription.CreateSlots(ctx, g.cfg, 0, nil)
 	return err
 }
 
