@@ -2,6 +2,7 @@ package dtx
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -118,4 +119,15 @@ func ClassOf(err error) Class {
 		return ClassOf(e.Unwrap())
 	}
 	return ClassRetry
+}
+
+// AtRelation adds a table to an Error in err that names none.
+func AtRelation(err error, relation string) error {
+	var e *Error
+	if !errors.As(err, &e) || e.Relation != "" {
+		return err
+	}
+	c := *e
+	c.Relation = relation
+	return &c
 }

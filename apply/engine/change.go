@@ -115,6 +115,10 @@ func (t *table) buf(seg int) *copyBuf {
 
 // startFold switches a table to folding; what was passed on stays before it.
 func (r *run) startFold(t *table, what string) error {
+	if len(t.shape.cols) == 0 {
+		return r.rowError(t, "the source sent "+what+" of a row of a table without columns, which nothing tells from the others",
+			"Give the source table a column and a replica identity, or take it out of the publication")
+	}
 	if len(t.shape.key) == 0 {
 		return r.rowError(t, "the source sent "+what+" of a row without an identity",
 			"Give the source table a primary key or a replica identity")

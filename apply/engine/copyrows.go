@@ -2,12 +2,14 @@ package engine
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"strings"
 
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgbinary"
 	"cbrepl/catalog"
+	"cbrepl/dtx"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 )
@@ -152,6 +154,9 @@ func (r *run) addCopy(t *table, place int, l *layout, vals []pgoutput.Value, par
 	} else if data, ok = appendCopyRow(data, vals); !ok {
 		return r.missingValue(t, vals, part)
 	}
+	if !inBinary && len(data)-before > r.e.maxLine {
+		return r.rowTooLong(t, l, vals, len(data)-before, part)
+	}
 	b.mark(part)
 	b.data, b.binary = data, inBinary
 	b.rows++
@@ -163,6 +168,22 @@ func (r *run) addCopy(t *table, place int, l *layout, vals []pgoutput.Value, par
 		return r.sendCopy(t, place, l)
 	}
 	return nil
+}
+
+// rowTooLong refuses a row that no server takes, before it is sent.
+func (r *run) rowTooLong(t *table, l *layout, vals []pgoutput.Value, size int, part int32) error {
+	longest := 0
+	for i := range vals {
+		if len(vals[i].Data) > len(vals[longest].Data) {
+			longest = i
+		}
+	}
+	return r.at(part, &dtx.Error{
+		Op: "apply rows", Relation: t.String(), Class: dtx.ClassStop,
+		Msg: fmt.Sprintf("a row takes %d bytes as COPY writes it, where backslash, tab and line break take two each, and a server takes %d; the longest value, of column %q, has %d",
+			size, r.e.maxLine, t.Columns[l.cols[longest]].Name, len(vals[longest].Data)),
+		Hint: "Make the value smaller on the source and make a new initial copy of the table, or take the table out of the publication",
+	})
 }
 
 // appendCopyRow appends values as a line of COPY; false when one is missing.

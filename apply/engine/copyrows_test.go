@@ -10,6 +10,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
 	"cbrepl/router"
 )
@@ -137,4 +138,15 @@ func TestHoldBytes(t *testing.T) {
 			t.Errorf("with %d bytes inserts went to %s, want %s", c.bytes, got, c.want)
 		}
 	}
+}
+
+// TestRowTooLong: a row that no server takes is refused by name, not sent.
+func TestRowTooLong(t *testing.T) {
+	f := newFixture(t, apply.Options{}, 2, 'd')
+	f.e.maxLine = 40
+	f.must(t, changes(f.ins("1", "u1", "v", strings.Repeat("x", 30))))
+	_, err := f.apply(t.Context(), changes(f.ins("2", "u2", "v", strings.Repeat("\\", 20))))
+	dtxtest.WantError(t, err, dtx.ClassStop, "table public.t", "gxid 100", "content 2", `column "big", has 20`, "takes 48 bytes", "a server takes 40")
+	_, err = f.apply(t.Context(), changes(f.upd("1", "u9", "v", strings.Repeat("\\", 20)), f.ins("3", "u3", "v", strings.Repeat("\t", 20))))
+	dtxtest.WantError(t, err, dtx.ClassStop, `column "big"`)
 }

@@ -44,6 +44,8 @@ type Engine struct {
 	// forgotten are the source's tables that were let go of; nil when there are none.
 	forgotten *forgotten
 	pool      pool
+	// maxLine bounds a row as a line of COPY; a server takes no longer one.
+	maxLine   int
 	folds     []*fold
 	foldBytes int64
 	// fetchCost is what a fetched row is expected to take, in bytes: the largest
@@ -51,6 +53,10 @@ type Engine struct {
 	// so that the first statements fetch few rows.
 	fetchCost int64
 }
+
+// maxLine is the longest line that a server's COPY takes: its buffer has a gigabyte, with
+// a byte behind the line.
+const maxLine = 1<<30 - 2
 
 // maxRelations bounds the relation cache; beyond it the cache starts over.
 const maxRelations = 10_000
@@ -71,6 +77,7 @@ func New(opt apply.Options, names apply.NameMap, sources []catalog.PublishedTabl
 		tables:    make(map[catalog.Name]*table, len(targets)),
 		relations: make(map[*pgoutput.Relation]*relation),
 		fetchCost: opt.FetchBytes,
+		maxLine:   maxLine,
 		pool:      pool{limit: opt.QueueBytes},
 	}
 	byName := make(map[catalog.Name]*catalog.Table, len(targets))

@@ -44,7 +44,10 @@ func (t *table) route(key [][]byte) (int, error) {
 		return int(t.router.SegmentOfIdentity(key)), nil
 	}
 	seg, err := t.router.Segment(key)
-	return int(seg), err
+	if err != nil {
+		return 0, dtx.AtRelation(err, t.String())
+	}
+	return int(seg), nil
 }
 
 // segmentOfNew is segment for a complete row.

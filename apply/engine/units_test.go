@@ -6,8 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"cbrepl/apply"
+	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/dtx/dtxtest"
 	"cbrepl/pgoutput"
+	"cbrepl/router"
 )
 
 // FuzzCopyText: the escaped form has no special byte of its own, and reads back
@@ -81,4 +85,31 @@ func TestSpill(t *testing.T) {
 	if _, err := s.put(nil, nil); err == nil || dtx.ClassOf(err) != dtx.ClassStop || !strings.Contains(err.Error(), dir) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// TestRowsThatCannotBePlaced: an error about a row names the table and where the row
+// comes from, and a remedy that the table does not have already.
+func TestRowsThatCannotBePlaced(t *testing.T) {
+	f := newFixture(t, apply.Options{}, 2, 'd')
+	f.tgt.Policy.Columns[0].Type, _ = router.BuiltinType(23)
+	var err error
+	if f.e, err = New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{f.src}, []*catalog.Table{f.tgt}, f.m.Segments(), nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.apply(t.Context(), changes(f.ins("canary", "u", "v", "b")))
+	dtxtest.WantError(t, err, dtx.ClassStop, "table public.t", "gxid 100", "key column id of type integer")
+	if strings.Contains(err.Error(), "canary") {
+		t.Errorf("the error holds a value: %v", err)
+	}
+
+	none := &pgoutput.Relation{ID: 2, Schema: "public", Name: "none", Identity: 'f'}
+	src := catalog.PublishedTable{Schema: "public", Name: "none", Identity: 'f', Policy: router.Policy{Kind: router.Random, NumSegments: 1}}
+	tgt := &catalog.Table{Schema: "public", Name: "none", Kind: catalog.Heap, Policy: router.Policy{Kind: router.Random, NumSegments: 2}}
+	e, err := New(apply.Options{}, apply.NameMap{}, []catalog.PublishedTable{src}, []*catalog.Table{tgt}, f.m.Segments(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := memRows{1: {rowMessage(none, 'D', 'O', nil, nil)}}
+	_, err = e.Apply(t.Context(), &dtx.Batch{Steps: []dtx.Step{{Parts: []dtx.Part{{GXID: 7, Spool: 1}}}}}, rows, newModel(2, tgt))
+	dtxtest.WantError(t, err, dtx.ClassStop, "table public.none", "gxid 7", "a delete of a row of a table without columns", "Give the source table a column")
 }

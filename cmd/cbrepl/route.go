@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"cbrepl/dtx"
 	"cbrepl/router"
 	"cbrepl/source"
 )
@@ -147,7 +148,7 @@ func (f *routeFlags) explain(ctx context.Context, out io.Writer) error {
 	p.AssumeUTC = true
 	r, err := router.New(p)
 	if err != nil {
-		return err
+		return f.atTable(err)
 	}
 	if f.table != "" {
 		if _, err := fmt.Fprintf(out, "table %s: %s\n", f.table, p); err != nil {
@@ -169,11 +170,19 @@ func (f *routeFlags) explain(ctx context.Context, out io.Writer) error {
 	for _, row := range rows {
 		e, err := r.Explain(row)
 		if err != nil {
-			return err
+			return f.atTable(err)
 		}
 		es = append(es, e)
 	}
 	return printExplanations(out, es, sizes)
+}
+
+// atTable names the table of --table in an error.
+func (f *routeFlags) atTable(err error) error {
+	if f.table == "" {
+		return err
+	}
+	return dtx.AtRelation(err, f.table)
 }
 
 // explainRandom places one row by its identity: on a random-policy table all

@@ -216,6 +216,7 @@ create table dims (k int); create table log (k int); create table moods (m mood)
 		{[]string{"--table", "log", "--key", "1", "--key", "x"}, []string{"random over 3", "identity", "\n3         "}, exitOK},
 		{[]string{"--table", "log"}, []string{"--key"}, exitUsage},
 		{[]string{"--table", "moods", "--key", "sad"}, []string{"key column m of type public.mood", "OID"}, exitFault},
+		{[]string{"--table", "orders", "--key", "x", "--key", "abc"}, []string{"table orders", "key column id of type bigint"}, exitFault},
 		{[]string{"--table", "odd", "--key", "1"}, []string{`kind "strange"`}, exitFault},
 		{[]string{"--table", "nothing", "--key", "1"}, []string{"public.nothing", "no such table"}, exitFault},
 	} {
