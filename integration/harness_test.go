@@ -52,6 +52,7 @@ func newPair(t *testing.T, n, m int, o lab.Options) *pair {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*limit)
 	defer cancel()
 	began := time.Now()
+	o.KeepTemplate = true
 	l, err := lab.New(ctx, o)
 	if err != nil {
 		t.Fatal(err)

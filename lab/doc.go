@@ -12,7 +12,7 @@
 // A Lab owns one directory below the temporary directory and every server in
 // it. Servers listen on a free port of 127.0.0.1, trust every local
 // connection, and run as an unprivileged account when the caller is root. They
-// keep nothing safe: fsync is off. Their data directories are unpacked from a
+// keep nothing safe: fsync is off. Tests' data directories are unpacked from a
 // file that initdb's first run on the machine left in the temporary directory.
 // Lab.Close stops the servers and removes the lab's directory. When the process
 // dies instead, the servers are told to stop by the kernel (Linux) and the next

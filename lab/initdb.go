@@ -49,15 +49,16 @@ func (l *Lab) run(ctx context.Context, name string, args ...string) error {
 var initdbArgs = []string{"-U", superuser, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"}
 
 // initTemplate returns the archive of a data directory that every server's is
-// unpacked from. It is a file of the caller's in the temporary directory, and
-// initdb runs once for all labs until the server's binaries are others. One
-// file is either there or not: what clears old files away cannot damage it.
+// unpacked from. With KeepTemplate it is a file of the caller's in the temporary
+// directory, and initdb runs once for all labs until the server's binaries are
+// others. One file is either there or not: what clears old files away cannot
+// damage it.
 func (l *Lab) initTemplate(ctx context.Context) (string, error) {
 	path, err := l.templatePath()
 	if err != nil {
 		return "", opErr("find data directory template", err)
 	}
-	if ownFile(path) {
+	if l.opts.KeepTemplate && ownFile(path) {
 		return path, nil
 	}
 	dir := filepath.Join(l.dir, "template")
@@ -69,7 +70,7 @@ func (l *Lab) initTemplate(ctx context.Context) (string, error) {
 		return "", opErr("archive data directory template", err)
 	}
 	// Another lab may have been quicker, but one archive is as good as the other.
-	if os.Rename(archive, path) != nil { // another file system: for this lab only
+	if !l.opts.KeepTemplate || os.Rename(archive, path) != nil { // another file system: for this lab only
 		return archive, nil
 	}
 	return path, nil

@@ -48,6 +48,9 @@ type Options struct {
 	// Seed makes the choices of the dispatcher (placement of random tables, order
 	// of COMMIT PREPARED, delay of markers) repeatable.
 	Seed uint64
+	// KeepTemplate leaves what initdb made in a file in the temporary directory, for
+	// later labs of other processes.
+	KeepTemplate bool
 	// Logger gets one line per start and stop; nil means none.
 	Logger *slog.Logger
 }

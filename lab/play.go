@@ -100,6 +100,9 @@ func (l *Lab) up(ctx context.Context, sourceSegments, targetSegments int) (*Play
 	if err := errors.Join(p.Source.CreateWorkloadTables(ctx), p.Target.CreateWorkloadTables(ctx)); err != nil {
 		return nil, err
 	}
+	if err := removeAll(filepath.Join(l.dir, "template.tar")); err != nil { // no server is added later
+		return nil, opErr("start playground", err)
+	}
 	for _, n := range p.Source.Nodes() {
 		p.state.Source = append(p.state.Source, playNode{n.name, n.port})
 	}

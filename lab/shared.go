@@ -69,7 +69,9 @@ func (s *Shared) with(t TB, f func(ctx context.Context, l *Lab) error) {
 	defer s.mu.Unlock()
 	var err error
 	if s.lab == nil {
-		s.lab, err = New(ctx, s.Options)
+		o := s.Options
+		o.KeepTemplate = true
+		s.lab, err = New(ctx, o)
 	}
 	if err == nil {
 		err = f(ctx, s.lab)
@@ -220,6 +222,7 @@ func forTest[T any](t TB, o Options, start func(context.Context, Options) (T, er
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testWait)
 	defer cancel()
+	o.KeepTemplate = true
 	v, err := start(ctx, o)
 	if err != nil {
 		t.Fatalf("start the test's servers: %v", err)
