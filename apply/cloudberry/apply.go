@@ -11,6 +11,7 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 )
 
 const (
@@ -126,7 +127,7 @@ func (t *Target) commit(ctx context.Context, b *dtx.Batch) error {
 		return t.srv.FailRows(opCommit, err)
 	}
 	t.count(func(s *Stats) { s.Unknown++ })
-	t.log.Warn("the outcome of a batch is not known", slog.Uint64("batch", b.Seq), slog.String("error", pgside.Clean(err, true).Error()))
+	t.log.Warn("the outcome of a batch is not known", slog.Uint64(logkey.Batch, b.Seq), slog.String(logkey.Error, pgside.Clean(err, true).Error()))
 	return &dtx.Error{
 		Op: opCommit, Class: dtx.ClassRetry, Err: pgside.Clean(err, true),
 		Msg:  fmt.Sprintf("the %s did not confirm the commit of batch %d", t.srv, b.Seq),
@@ -195,7 +196,7 @@ func (t *Target) rollback(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if err := s.Exec(ctx, "ROLLBACK"); err != nil {
-		t.log.Warn("a failed batch is not rolled back yet; the end of its session does it", slog.String("error", pgside.Clean(err, false).Error()))
+		t.log.Warn("a failed batch is not rolled back yet; the end of its session does it", slog.String(logkey.Error, pgside.Clean(err, false).Error()))
 		s.Close()
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 )
 
 // Check finds out whether Open would find the target in order, without taking
@@ -143,10 +144,10 @@ func (t *Target) checkRole(ts *tables) []error {
 	switch {
 	case len(fires) == 0:
 		t.log.Warn("the role may not set session_replication_role; triggers and rules created later on replicated tables would fire",
-			slog.String("role", role))
+			slog.String(logkey.Role, role))
 	case t.opts.FireTriggers:
 		t.log.Warn("the role may not set session_replication_role; triggers and rules fire for replicated rows",
-			slog.String("role", role), slog.String("firing", list))
+			slog.String(logkey.Role, role), slog.String(logkey.Firing, list))
 	default:
 		return []error{pgside.Stop(opCatalogue,
 			"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), disable them, or set apply.fire_triggers: true to let them fire",

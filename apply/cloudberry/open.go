@@ -8,6 +8,7 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
+	"cbrepl/logkey"
 )
 
 const opOpen = ledger.OpOpen
@@ -74,8 +75,8 @@ func (t *Target) opened(row ledger.Row) {
 	t.ledger.Opened(row)
 	t.backend = newBackend(t)
 	t.count(func(s *Stats) { s.Epoch, s.Batch, s.Opens = t.ledger.Epoch(), t.ledger.Batch(), s.Opens+1 })
-	t.log.Info("target is open", slog.String("subscription", t.opts.Subscription), slog.Uint64("epoch", t.ledger.Epoch()),
-		slog.Uint64("batch", t.ledger.Batch()), slog.Int("segments", t.srv.facts.segments))
+	t.log.Info("target is open", slog.String(logkey.Subscription, t.opts.Subscription), slog.Uint64(logkey.Epoch, t.ledger.Epoch()),
+		slog.Uint64(logkey.Batch, t.ledger.Batch()), slog.Int(logkey.Segments, t.srv.facts.segments))
 }
 
 // Init records where a new subscription begins, once.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"cbrepl/apply/ledger"
+	"cbrepl/logkey"
 )
 
 // storage is the clause that makes a heap table whatever the default storage is.
@@ -39,6 +40,6 @@ func Prepare(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	t.log.Info("target is prepared", slog.String("subscription", t.opts.Subscription))
+	t.log.Info("target is prepared", slog.String(logkey.Subscription, t.opts.Subscription))
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/logkey"
 )
 
 const (
@@ -196,7 +197,7 @@ func (s *server) settings(ctx context.Context, o *Options) error {
 		if ok, err := s.try(ctx, kv[0], kv[1]); err != nil {
 			return err
 		} else if !ok {
-			o.Logger.Warn("a setting of the target's session cannot be made", slog.String("setting", kv[0]), slog.String("value", kv[1]))
+			o.Logger.Warn("a setting of the target's session cannot be made", slog.String(logkey.Setting, kv[0]), slog.String(logkey.Value, kv[1]))
 		}
 	}
 	s.facts.tableLocks = known["gp_enable_global_deadlock_detector"] != "on"

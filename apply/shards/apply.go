@@ -15,6 +15,7 @@ import (
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 )
 
 const (
@@ -208,7 +209,7 @@ func (t *Target) abandon(ctx context.Context) {
 		n.phase = idle
 		if err != nil {
 			t.log.Warn("a failed batch is not rolled back yet; the next open does it",
-				slog.String("server", n.Name), slog.String("error", n.Fail(opApply, err).Error()))
+				slog.String(logkey.Server, n.Name), slog.String(logkey.Error, n.Fail(opApply, err).Error()))
 			n.close()
 		}
 		return nil

@@ -12,6 +12,7 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/router"
 )
 
@@ -297,7 +298,7 @@ func (t *Target) warnReplicaRole() {
 	for _, n := range t.shards {
 		if !n.facts.replicaRole {
 			t.log.Warn("the role may not set session_replication_role; triggers created later on replicated tables would fire",
-				slog.String("server", n.Name), slog.String("role", n.facts.role))
+				slog.String(logkey.Server, n.Name), slog.String(logkey.Role, n.facts.role))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 )
 
 // takeShards makes this daemon the only one that can write, and resolves what
@@ -144,7 +145,7 @@ func (t *Target) endOlderSessions(ctx context.Context, n *node) error {
 		gone, err := n.Query(ctx, `SELECT pg_terminate_backend($1::int, 5000)`, string(r[0]))
 		if code := pgside.SQLState(err); code == pgside.StateInsufficientPriv {
 			t.log.Warn("an older session of the subscription cannot be ended: the role is neither its owner nor a member of pg_signal_backend",
-				slog.String("server", n.Name), slog.String("pid", string(r[0])))
+				slog.String(logkey.Server, n.Name), slog.String(logkey.PID, string(r[0])))
 			continue
 		}
 		if err != nil {
@@ -152,7 +153,7 @@ func (t *Target) endOlderSessions(ctx context.Context, n *node) error {
 		}
 		if string(gone[0][0]) == "t" {
 			t.count(func(s *Stats) { s.SessionsEnded++ })
-			t.log.Info("ended a session of an older daemon", slog.String("server", n.Name), slog.String("pid", string(r[0])))
+			t.log.Info("ended a session of an older daemon", slog.String(logkey.Server, n.Name), slog.String(logkey.PID, string(r[0])))
 		}
 	}
 	return nil
@@ -217,8 +218,8 @@ func (t *Target) resolve(ctx context.Context, n *node, decided ledger.BatchID) e
 				return n.Fail(opOpen, err)
 			}
 			t.count(counter)
-			t.log.Info("resolved a prepared transaction", slog.String("server", n.Name), slog.String("gid", p.gid),
-				slog.String("outcome", strings.ToLower(strings.TrimSuffix(verb, " PREPARED "))))
+			t.log.Info("resolved a prepared transaction", slog.String(logkey.Server, n.Name), slog.String(logkey.GID, p.gid),
+				slog.String(logkey.Outcome, strings.ToLower(strings.TrimSuffix(verb, " PREPARED "))))
 		case pgside.StateUndefinedObject, pgside.StateObjectNotInState:
 			// An older daemon's session, about to be ended, finishes it or holds
 			// it: the epoch cannot be raised before it is resolved.

@@ -8,6 +8,7 @@ import (
 	"cbrepl/apply"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
+	"cbrepl/logkey"
 )
 
 const opOpen = ledger.OpOpen
@@ -92,8 +93,8 @@ func (t *Target) Open(ctx context.Context) (st apply.State, err error) {
 func (t *Target) opened(row ledger.Row) {
 	t.ledger.Opened(row)
 	t.count(func(s *Stats) { s.Epoch, s.Batch, s.Opens = t.ledger.Epoch(), t.ledger.Batch(), s.Opens+1 })
-	t.log.Info("target is open", slog.String("subscription", t.opts.Subscription),
-		slog.Uint64("epoch", t.ledger.Epoch()), slog.Uint64("batch", t.ledger.Batch()), slog.Int("shards", len(t.shards)))
+	t.log.Info("target is open", slog.String(logkey.Subscription, t.opts.Subscription),
+		slog.Uint64(logkey.Epoch, t.ledger.Epoch()), slog.Uint64(logkey.Batch, t.ledger.Batch()), slog.Int(logkey.Shards, len(t.shards)))
 }
 
 // checkLayout reports every server on which Prepare has not run.

@@ -8,6 +8,7 @@ import (
 
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
+	"cbrepl/logkey"
 )
 
 // coordinatorObjects are the tables of the coordinator database: the ledger, and
@@ -69,7 +70,7 @@ func Prepare(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	t.log.Info("target is prepared", slog.String("subscription", o.Subscription), slog.Int("shards", len(t.shards)))
+	t.log.Info("target is prepared", slog.String(logkey.Subscription, o.Subscription), slog.Int(logkey.Shards, len(t.shards)))
 	return nil
 }
 

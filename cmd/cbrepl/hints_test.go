@@ -233,7 +233,7 @@ func TestLogKeys(t *testing.T) {
 	methods := map[string]int{"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "Log": 3}
 	attrs := map[string]bool{"String": true, "Int": true, "Int64": true, "Uint64": true, "Bool": true, "Any": true, "Duration": true, "Time": true}
 	sources(t, func(fset *token.FileSet, path string, f *ast.File) {
-		if strings.HasPrefix(path, "lab/") || strings.HasPrefix(path, "demo/") || strings.HasPrefix(path, "apply/") {
+		if strings.HasPrefix(path, "lab/") || strings.HasPrefix(path, "demo/") {
 			return
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
