@@ -184,13 +184,22 @@ func (e *entry) fault() *check.Finding {
 	return p
 }
 
+// faults are what keeps listed tables from being streamed.
+func (l *listed) faults() check.Findings {
+	var fs check.Findings
+	for i := range l.entries {
+		if f := l.entries[i].fault(); f != nil {
+			fs = append(fs, *f)
+		}
+	}
+	return fs
+}
+
 // tables returns what is streamed, and adds what is wrong to p.
 func (l *listed) tables(p *probe) []nodeTable {
 	pub := pgx.Identifier{p.cfg.Publication}.Sanitize()
-	for i := range l.entries {
-		if f := l.entries[i].fault(); f != nil {
-			p.add(*f)
-		}
+	for _, f := range l.faults() {
+		p.add(f)
 	}
 	if len(l.entries) == 0 {
 		p.add(check.Finding{

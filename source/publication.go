@@ -130,6 +130,13 @@ func readPublished(ctx context.Context, cfg *Config, n Node) (NodePublication, e
 	}
 	defer closeConn(conn)
 	p := &probe{cfg: cfg, node: n, facts: NodeFacts{Content: n.Content}}
+	if cfg.Kind == Greenplum6 {
+		if p.facts.listed, err = readListed(ctx, cfg.Coordinator, conn, cfg.Publication); err != nil {
+			return NodePublication{}, err
+		}
+		p.facts.tables = p.facts.listed.tables(p)
+		return p.facts.published(), nil
+	}
 	if err := p.readPublication(ctx, conn); err != nil {
 		return NodePublication{}, err
 	}
@@ -156,6 +163,9 @@ func WatchPublished(ctx context.Context, cfg Config, recorded []catalog.Replicat
 		var g errgroup.Group
 		g.SetLimit(parallel)
 		for i, n := range cfg.Nodes {
+			if cfg.Kind == Greenplum6 && n.Content != dtx.Coordinator {
+				continue // the coordinator has the list
+			}
 			g.Go(func() error {
 				ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 				defer cancel()

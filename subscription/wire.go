@@ -157,10 +157,7 @@ func newStreams(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 // newReaders makes a reader per node.
 func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log *slog.Logger) ([]ContentStream, error) {
 	cl := f.cluster
-	var recorded []catalog.ReplicatedTable
-	if cl.Kind() != source.Greenplum6 { // which has a list of tables, not publications
-		recorded = st.Tables
-	}
+	recorded := st.Tables
 	tables := map[dtx.Content]map[string]uint32{}
 	forgotten := map[dtx.Content]map[uint32]bool{}
 	for _, t := range recorded {
@@ -171,6 +168,11 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 			forgotten[t.Content][t.OID] = true
 		} else {
 			tables[t.Content][t.Name.String()] = t.OID
+		}
+	}
+	if cl.Kind() == source.Greenplum6 { // whose tables have one OID on all nodes, and are recorded for the coordinator
+		for _, n := range cl.Nodes() {
+			tables[n.Content], forgotten[n.Content] = tables[dtx.Coordinator], forgotten[dtx.Coordinator]
 		}
 	}
 	expect := map[dtx.Content]feed.Identity{}

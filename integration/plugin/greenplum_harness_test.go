@@ -50,6 +50,7 @@ type block struct {
 	end        uint64
 	rows       []string // "I public.t" and so on, in order
 	statements []string
+	unsent     []string // "kind of statement: schema.table"
 }
 
 // fact is a message outside transactions.
@@ -326,6 +327,8 @@ func (n *node) message(open *block, d *decoder) (*block, error) {
 		open.kind, open.dtx = body.u8(), body.u64()
 	case "cbrepl.statement":
 		open.statements = append(open.statements, string(body.b))
+	case "cbrepl.unsent":
+		open.unsent = append(open.unsent, body.str()+": "+body.str()+"."+body.str())
 	case "cbrepl.progress":
 		if at := body.u64(); at <= n.at || at != lsn {
 			return nil, fmt.Errorf("progress %x after %x, in a message at %x", at, n.at, lsn)

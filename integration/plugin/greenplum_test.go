@@ -243,6 +243,15 @@ func TestGreenplumValues(t *testing.T) {
 	if deleted != 0 {
 		t.Errorf("%d deletes of a table without identity were sent", deleted)
 	}
+	var unsent []string
+	for _, n := range cl.nodes {
+		for _, b := range n.blocks {
+			unsent = append(unsent, b.unsent...)
+		}
+	}
+	if len(unsent) != 1 || unsent[0] != "DELETE without a replica identity: public.nokey" {
+		t.Errorf("of a DELETE without identity is said: %q", unsent)
+	}
 }
 
 // What stands behind a confirmed position and what is read again.

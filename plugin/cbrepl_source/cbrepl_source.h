@@ -56,6 +56,7 @@ typedef struct TransactionBlock
 	XLogRecPtr	end_lsn;		/* its end */
 	TimestampTz commit_time;
 	bool		begun;			/* Begin was sent */
+	bool		unsent;			/* so was word of rows that the stream does not carry */
 } TransactionBlock;
 
 /* A message that a backend left in WAL for its own transaction (message.c). */
@@ -103,6 +104,7 @@ extern void send_schema(State *state, Relation rel, struct RelationEntry *entry)
 /* options.c */
 extern void parse_options(List *elements, Options *options);
 extern bool table_is_listed(const Options *options, Oid relid);
+extern bool name_is_listed(const Options *options, Oid relid, const char *schema, const char *name);
 
 /* relation.c */
 typedef struct Column
@@ -147,6 +149,7 @@ extern bool attribute_is_sent(Form_pg_attribute att);
 /* The kinds of WalMessage. */
 #define WAL_MESSAGE_TRUNCATE 'T'	/* uint8 flags, then table OIDs */
 #define WAL_MESSAGE_STATEMENT 'S'	/* text of a statement that changes a table's shape */
+#define WAL_MESSAGE_UNSENT 'U'	/* kind of statement, then tables: uint32 OID, schema, name */
 #define WAL_MESSAGE_PLAIN 'M'	/* prefix, NUL, content */
 
 /* hook.c */
@@ -196,6 +199,13 @@ extern void apply_rewrites(struct ReorderBufferTXN *txn);
 
 /* truncate.c */
 extern void send_truncate(State *state, const WalMessage *message);
+
+/* unsent.c */
+typedef struct Unsent Unsent;
+extern Unsent *unsent_before(Node *statement);
+extern void unsent_after(Unsent *unsent);
+extern void send_unsent(State *state, const WalMessage *message);
+extern void send_unsent_delete(State *state, Oid relid);
 
 /* takeover.c */
 extern void take_over_walsender(State *state);

@@ -121,6 +121,10 @@ static void
 process_utility(Node *statement, const char *text, ProcessUtilityContext context,
 				ParamListInfo params, DestReceiver *dest, char *completion)
 {
+	bool		of_client = Gp_role == GP_ROLE_DISPATCH && context != PROCESS_UTILITY_SUBCOMMAND && text != NULL &&
+	OidIsValid(MyDatabaseId) && IsTransactionState();
+	Unsent	   *unsent = of_client && XLogLogicalInfoActive() ? unsent_before(statement) : NULL;
+
 	if (next_hook != NULL)
 		next_hook(statement, text, context, params, dest, completion);
 	else
@@ -130,10 +134,11 @@ process_utility(Node *statement, const char *text, ProcessUtilityContext context
 		return;
 	if (truncates_here(statement))
 		log_truncate((TruncateStmt *) statement);
-	else if (Gp_role == GP_ROLE_DISPATCH && context != PROCESS_UTILITY_SUBCOMMAND &&
-			 text != NULL && changes_a_tables_shape(statement))
+	else if (of_client && changes_a_tables_shape(statement))
 		log_wal_message(WAL_MESSAGE_STATEMENT, text,
 						pg_mbcliplen(text, (int) strnlen(text, MAX_STATEMENT_BYTES + 1), MAX_STATEMENT_BYTES));
+	if (unsent != NULL)
+		unsent_after(unsent);
 }
 
 void

@@ -197,16 +197,27 @@ parse_options(List *elements, Options *options)
 bool
 table_is_listed(const Options *options, Oid relid)
 {
+	const char *schema = NULL;
+	const char *name = NULL;
+
+	if (list_member_oid(options->relids, relid))
+		return true;
+	name = get_rel_name(relid);
+	if (name != NULL)
+		schema = get_namespace_name(get_rel_namespace(relid));
+	return schema != NULL && name_is_listed(options, relid, schema, name);
+}
+
+/* As table_is_listed, of a table that the catalogue need not hold any more. */
+bool
+name_is_listed(const Options *options, Oid relid, const char *schema, const char *name)
+{
 	TableName	key;
 
 	if (list_member_oid(options->relids, relid))
 		return true;
-	key.name = get_rel_name(relid);
-	if (key.name == NULL)
-		return false;
-	key.schema = get_namespace_name(get_rel_namespace(relid));
-	if (key.schema == NULL)
-		return false;
+	key.schema = schema;
+	key.name = name;
 	return bsearch(&key, options->tables, options->ntables,
 				   sizeof(TableName), compare_table_names) != NULL;
 }

@@ -89,6 +89,7 @@ begin_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 	state->block.end_lsn = txn->end_lsn;
 	state->block.commit_time = txn_commit_time(txn);
 	state->block.begun = false;
+	state->block.unsent = false;
 #ifdef CBREPL_GREENPLUM
 	apply_rewrites(txn);
 #endif
@@ -183,7 +184,13 @@ change_cb(LogicalDecodingContext *ctx, ReorderBufferTXN *txn,
 			return;
 	}
 	if (action == 'D' && oldtuple == NULL)
-		return;					/* the table has no replica identity */
+	{
+		/* the table has no replica identity */
+#ifdef CBREPL_GREENPLUM
+		send_unsent_delete(state, entry->publish_as);
+#endif
+		return;
+	}
 	if (action != 'D' && newtuple == NULL)
 		elog(ERROR, "change without a new row for table \"%s\"", RelationGetRelationName(rel));
 
@@ -208,6 +215,9 @@ send_wal_message(State *state, const WalMessage *message)
 	{
 		case WAL_MESSAGE_TRUNCATE:
 			send_truncate(state, message);
+			return;
+		case WAL_MESSAGE_UNSENT:
+			send_unsent(state, message);
 			return;
 		case WAL_MESSAGE_STATEMENT:
 			{

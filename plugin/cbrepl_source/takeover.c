@@ -291,6 +291,7 @@ process_commit(XLogRecord *record, const CommitFacts *facts)
 
 	state->part = facts->part;
 	state->block.begun = false;
+	state->block.unsent = false;
 	if (ours)
 		state->messages = take_wal_messages(facts->xid, facts->nsubxids, facts->subxids,
 											&state->nmessages);

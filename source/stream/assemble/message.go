@@ -26,6 +26,9 @@ func (a *Assembler) message(ctx context.Context, out *feed.Out, lsn dtx.LSN, bod
 		if ev, ours, err := a.observer.Observe(m.Prefix, m.Content, m.LSN); ours {
 			return a.observe(ctx, out, t, m, ev, err)
 		}
+		if u, ours, err := a.observer.Unsent(m.Prefix, m.Content); ours {
+			return a.unsent(t, m, u, err)
+		}
 	}
 	if a.o.Content == dtx.Coordinator {
 		if rec, ours, err := a.o.Carrier.CommitRecord(m.Prefix, m.Content); ours {
@@ -78,6 +81,21 @@ func (a *Assembler) observe(ctx context.Context, out *feed.Out, t *txn, m pgoutp
 		return a.violation(m.LSN, pgoutput.TypeMessage, "a position inside a transaction")
 	}
 	return out.Progress(ctx, ev.LSN)
+}
+
+// unsent takes word of rows that were changed without a row change: what follows
+// cannot be applied to what the target has.
+func (a *Assembler) unsent(t *txn, m pgoutput.Message, u carrier.Unsent, err error) error {
+	if err == nil && !m.Transactional {
+		err = errors.New("it is outside any transaction")
+	}
+	if err != nil {
+		return a.breach(t, m, err)
+	}
+	e := a.errorAt(m.LSN, "Make the same change on the target, and copy the tables anew: `cbrepl subscription reset` and then the steps that it prints",
+		"%s changed rows of this table, which the stream does not carry", u.Statement)
+	e.Relation = u.Table
+	return a.fault(t, m, e)
 }
 
 // part takes the message that names the transaction's dtx.

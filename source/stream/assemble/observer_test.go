@@ -63,6 +63,43 @@ position@0/82
 `)
 }
 
+// TestUnsent: rows that were changed without a row change stop the stream when
+// their transaction commits.
+func TestUnsent(t *testing.T) {
+	const statement = "ALTER TABLE ... DROP PARTITION"
+	for _, c := range []struct {
+		name, body string
+		plain      bool
+		want       []string
+	}{
+		{name: "stops", body: "\x01" + statement + "\x00public\x00orders\x00", want: []string{
+			"content -1", "gxid 5", "table public.orders", statement + " changed rows of this table", "cbrepl subscription reset",
+		}},
+		{name: "outside a transaction", body: "\x01" + statement + "\x00public\x00orders\x00", plain: true, want: []string{"outside any transaction"}},
+		{name: "malformed", body: "\x01DROP TABLE\x00public\x00", want: []string{"want three strings"}},
+		{name: "another version", body: "\x02DROP TABLE\x00public\x00t\x00", want: []string{"version 2"}},
+	} {
+		a := New(Options{Content: dtx.Coordinator, Carrier: carrier.Greenplum6{}})
+		r := &coordinatorRig{feedtest.New(t, dtx.Coordinator, 100, a), a}
+		msg := pgotest.Message(0, !c.plain, 110, "cbrepl.unsent", []byte(c.body))
+		if !c.plain {
+			r.Must(recordMessage(120, 1, 5), pgotest.Begin(119, 7, 9),
+				pgotest.Message(0, true, 110, "cbrepl.part", carrier.AppendPart(nil, carrier.Identity{GXID: 5, Kind: dtx.TwoPhase})), msg)
+			msg = pgotest.Commit(119, 120, 7)
+		}
+		err := r.Feed(msg)
+		if err == nil || dtx.ClassOf(err) != dtx.ClassStop {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, without %q", c.name, err, want)
+			}
+		}
+	}
+}
+
 // TestOwnPart: a record with a part of the coordinator comes behind that part, at
 // the same position.
 func TestOwnPart(t *testing.T) {

@@ -3,6 +3,7 @@ package carrier
 import (
 	"encoding/binary"
 	"errors"
+	"strings"
 
 	"cbrepl/dtx"
 )
@@ -15,6 +16,7 @@ const (
 	rollbackPrefix = "cbrepl.rollback"
 	settledPrefix  = "cbrepl.settled"
 	progressPrefix = "cbrepl.progress"
+	unsentPrefix   = "cbrepl.unsent"
 )
 
 // Observer is a Carrier of a source whose commit records name no participants and
@@ -24,6 +26,16 @@ type Observer interface {
 	// Observe decodes a message outside transactions that ends at lsn: an
 	// EventPrepared, EventRolledBack, EventSettled, or an EventPosition.
 	Observe(prefix string, content []byte, lsn dtx.LSN) (dtx.Event, bool, error)
+	// Unsent decodes a message inside the coordinator's part: the transaction has
+	// changed rows of a published table that no row change carries.
+	Unsent(prefix string, content []byte) (Unsent, bool, error)
+}
+
+// Unsent is a statement that changed rows of a published table without a row
+// change.
+type Unsent struct {
+	Statement string // its kind
+	Table     string // schema.table, as published
 }
 
 // Greenplum6 is the carrier of an unmodified Greenplum 6 with plugin
@@ -94,6 +106,23 @@ func (Greenplum6) Observe(prefix string, body []byte, lsn dtx.LSN) (dtx.Event, b
 	}
 	ev.GXID = dtx.GXID(n)
 	return ev, true, checkIdentity(what, ev.GXID, dtx.TwoPhase)
+}
+
+// Unsent decodes body v1: u8 version=1, then three strings that end with NUL: kind
+// of statement, schema, table.
+func (Greenplum6) Unsent(prefix string, body []byte) (Unsent, bool, error) {
+	if prefix != unsentPrefix {
+		return Unsent{}, false, nil
+	}
+	const what = "message " + unsentPrefix
+	if err := checkVersion(what, body, 1); err != nil {
+		return Unsent{}, true, err
+	}
+	f := strings.Split(string(body[1:]), "\x00")
+	if len(f) != 4 || f[0] == "" || f[1] == "" || f[2] == "" || f[3] != "" {
+		return Unsent{}, true, badBody(what, "want three strings that end with NUL, got %d bytes", len(body)-1)
+	}
+	return Unsent{Statement: f[0], Table: f[1] + "." + f[2]}, true, nil
 }
 
 // checkSize checks version and exact size.

@@ -61,9 +61,17 @@ func TestGreenplum6BadMessages(t *testing.T) {
 			t.Errorf("prepare %q: %t, %v", b, ours, err)
 		}
 	}
+	for _, b := range []string{"", "02 41 00 42 00 43 00", "01", "01 41 00 42 00", "01 41 00 42 00 43", "01 41 00 00 43 00", "01 41 00 42 00 43 00 44 00"} {
+		if _, ours, err := c.Unsent(unsentPrefix, bytesOf(t, b)); !ours || err == nil {
+			t.Errorf("unsent %q: %t, %v", b, ours, err)
+		}
+	}
 	for _, prefix := range []string{"", "cbrepl.commit", "cbrepl.part", "cbrepl.statement", "pg_ddl_table"} {
 		_, record, err1 := c.CommitRecord(prefix, nil)
 		_, seen, err2 := c.Observe(prefix, nil, 9)
+		if _, unsent, err := c.Unsent(prefix, nil); unsent || err != nil {
+			t.Errorf("prefix %q: %t, %v", prefix, unsent, err)
+		}
 		if record || seen || err1 != nil || err2 != nil {
 			t.Errorf("prefix %q is nobody's: %t %t %v %v", prefix, record, seen, err1, err2)
 		}
