@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/lab/clustertest"
+	"cbrepl/source/stream/repl"
 )
 
 // greenplum6 is a database of its own on a real Greenplum 6, and a source
@@ -239,4 +241,24 @@ func TestGreenplum6BadInput(t *testing.T) {
 	g.has("another version", g.findings(false), "content 1: the library cbrepl_source has version 0.9, want "+PluginVersion, "restart the cluster")
 	set("DROP EXTENSION cbrepl_source CASCADE")
 	g.has("no extension", g.findings(false), "content 1: extension cbrepl_source is not in this database", "CREATE EXTENSION")
+}
+
+// TestUnknownRecord: the decoder's own word for a record that it does not know is
+// told from other faults of making a slot.
+func TestUnknownRecord(t *testing.T) {
+	for message, want := range map[string]bool{
+		"unexpected RM_XACT_ID record type: 112":     true,
+		"unexpected RM_XLOG_ID record type: 176":     true,
+		"unexpected RM_HEAP_ID record type: 1":       false,
+		"all replication slots are in use":           false,
+		`replication slot "s" is already active: 12`: false,
+	} {
+		err := repl.Fault("create slot s", 0, "s", "p", &pgconn.PgError{Code: "XX000", Message: message})
+		if got := metUnknownRecord(err); got != want {
+			t.Errorf("%s: %t", message, got)
+		}
+	}
+	if metUnknownRecord(nil) || metUnknownRecord(context.DeadlineExceeded) {
+		t.Error("not a server's word")
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -12,6 +13,7 @@ import (
 
 	"cbrepl/check"
 	"cbrepl/dtx"
+	"cbrepl/logkey"
 	"cbrepl/source/stream/repl"
 )
 
@@ -139,6 +141,21 @@ func CreateSlots(ctx context.Context, cfg Config) ([]Recorded, error) {
 	return nil, ps.Err("create slots on every node")
 }
 
+const (
+	slotTries = 100
+	slotPause = 100 * time.Millisecond
+)
+
+// metUnknownRecord reports whether the stock decoder of a Greenplum 6, which makes
+// the slot, stopped at a record that the plugin would have passed over: a distributed
+// commit, or a prefetch of relfilenodes, while it waited for transactions that were
+// running.
+func metUnknownRecord(err error) bool {
+	var pe *pgconn.PgError
+	return errors.As(err, &pe) && (strings.HasPrefix(pe.Message, "unexpected RM_XACT_ID record type") ||
+		strings.HasPrefix(pe.Message, "unexpected RM_XLOG_ID record type"))
+}
+
 func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign bool, err error) {
 	c, err := repl.Connect(ctx, cfg.repl(n))
 	if err != nil {
@@ -164,6 +181,15 @@ func createSlot(ctx context.Context, cfg *Config, n Node) (r Recorded, foreign b
 	}
 	watch := watchBlockers(ctx, cfg, n, c.PID())
 	slot, err := c.CreateSlot(ctx, cfg.twoPhase(n), false)
+	for try := 1; cfg.Kind == Greenplum6 && metUnknownRecord(err) && try < slotTries && ctx.Err() == nil; try++ {
+		cfg.Logger.Warn("the server met a record that it cannot decode before the slot's start, making the slot again",
+			logkey.Content, int(n.Content), logkey.Slot, cfg.Slot, logkey.Error, err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(slotPause):
+			slot, err = c.CreateSlot(ctx, cfg.twoPhase(n), false)
+		}
+	}
 	blockers := watch()
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		e := &dtx.Error{
