@@ -48,6 +48,9 @@ type Beginning struct {
 	Streams   []StreamIdentity
 	Positions []dtx.Position
 	Tables    []catalog.ReplicatedTable
+	// Applied are dtxs whose messages behind Positions are not to be applied: the first
+	// copies of the tables hold them.
+	Applied []dtx.DedupEntry
 }
 
 // State is what the target knows of a subscription: the only truth at start.

@@ -20,6 +20,8 @@ type PublishedTable struct {
 	Deferrable bool
 	// ColumnList and RowFilter report that the publication restricts the table.
 	ColumnList, RowFilter bool
+	// Filter is the row filter as SQL, where it is known; "" without one.
+	Filter string
 }
 
 // String prints schema.name.

@@ -45,6 +45,7 @@ const (
 	Limit        = "limit"
 	Dtxs         = "dtxs"
 	Transactions = "transactions"
+	Took         = "took"
 	Rows         = "rows"
 	Streams      = "streams"
 	Tables       = "tables"

@@ -47,6 +47,9 @@ type Config struct {
 	// CreateTimeout bounds making the slots: a server makes one once the
 	// transactions that are running have ended. Default 60 s.
 	CreateTimeout time.Duration
+	// SpareSlots is how many slots the nodes must have room for besides the
+	// subscription's: a first copy takes one for its cut.
+	SpareSlots int
 	// Logger is told what takes long; nil discards.
 	Logger *slog.Logger
 }

@@ -301,9 +301,17 @@ func (p *probe) checkSettings(s *serverSettings) bool {
 			SQL: []string{fmt.Sprintf("ALTER ROLE %s REPLICATION", s.role)},
 		})
 	}
-	if !p.facts.hasSlot && s.slots >= s.maxSlots {
+	need := p.cfg.SpareSlots
+	if !p.facts.hasSlot {
+		need++
+	}
+	if free := max(s.maxSlots-s.slots, 0); free < need {
+		found := fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", s.maxSlots)
+		if free > 0 {
+			found = fmt.Sprintf("%d of %d replication slots (max_replication_slots) are free, %d are needed", free, s.maxSlots, need)
+		}
 		p.add(check.Finding{
-			Found:  fmt.Sprintf("all %d replication slots (max_replication_slots) are taken", s.maxSlots),
+			Found:  found,
 			Remedy: "Drop a slot that nobody needs, or run there",
 			SQL:    []string{fmt.Sprintf("ALTER SYSTEM SET max_replication_slots = %d", s.slots+4)}, Restart: true,
 		})

@@ -186,6 +186,7 @@ func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 		return t, err
 	}
 	t.Identity, t.RowFilter, t.partitioned = pgoutput.ReplicaIdentity(ident[0]), t.rowFilter != "", kind == "p"
+	t.Filter = t.rowFilter
 	var all []columnJSON
 	if err := json.Unmarshal([]byte(cols), &all); err != nil {
 		return t, fmt.Errorf("columns of %s: %w", t.String(), err)

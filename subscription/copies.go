@@ -30,6 +30,6 @@ func checkCopies(copies []apply.TableCopy) error {
 	return &dtx.Error{
 		Op: "start subscription", Class: dtx.ClassStop,
 		Msg:  fmt.Sprintf("the first copy of %d tables is not finished: %s", n, strings.Join(open, ", ")),
-		Hint: "Finish the first copy with the command that began it: it keeps the tables that are copied and copies these",
+		Hint: "Run `cbrepl init -c FILE` with this configuration: it keeps the tables that are copied and copies these",
 	}
 }

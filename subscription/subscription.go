@@ -333,6 +333,18 @@ func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFac
 	return s.agreeOnTables(ctx, tgt, f, st)
 }
 
+// checkUnused refuses a first start with a spool that holds something.
+func checkUnused(held map[dtx.Content]dtx.LSN) error {
+	if len(held) == 0 {
+		return nil
+	}
+	return &dtx.Error{
+		Op: "start subscription", Class: dtx.ClassStop,
+		Msg:  "the spool holds data of this subscription, but the target has no record of it",
+		Hint: "If the target was filled again, run `cbrepl subscription reset`; else restore the target's schema cbrepl",
+	}
+}
+
 func (s *Subscription) limits() limits {
 	b := s.cfg.Batch
 	return limits{

@@ -37,6 +37,11 @@ type sourceFacts struct {
 	cluster   *source.Cluster
 }
 
+// factsOf takes what the checks of a source have found.
+func factsOf(f *source.Facts, cl *source.Cluster) *sourceFacts {
+	return &sourceFacts{tables: f.Tables, published: f.Published(), facts: f, cluster: cl}
+}
+
 // copyOnly lists published tables that the stream does not carry.
 func (f *sourceFacts) copyOnly() []string {
 	if f.facts == nil {
@@ -92,7 +97,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 			if err != nil {
 				return nil, err
 			}
-			return &sourceFacts{tables: f.Tables, published: f.Published(), facts: f, cluster: cl}, nil
+			return factsOf(f, cl), nil
 		},
 		checkResume: checkResume,
 		target:      func(f *sourceFacts) (apply.Target, error) { return newTarget(c, f.tables, plain) },
@@ -179,20 +184,9 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 	for _, id := range st.Streams {
 		expect[id.Content] = feed.Identity{SystemID: id.SystemID, Timeline: id.Timeline}
 	}
-	var car carrier.Carrier = carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
-	if cl.Kind() == source.Greenplum6 {
-		car = carrier.Greenplum6{}
-	}
+	car, local := decoding(c, cl)
 	plugin := cl.Kind().Plugin()
-	local := assemble.Stop
-	if c.Source.LocalChanges == config.Ignore {
-		local = assemble.Ignore
-	}
-	co, err := coordinator.New(coordinator.Options{
-		DSN: cl.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car, LocalChanges: local,
-		Plugin: plugin, PluginOptions: f.facts.StreamOptions,
-		Expect: expect[dtx.Coordinator], StatusInterval: c.Source.StatusInterval, Logger: log,
-	})
+	co, err := newCoordinator(c, f, car, local, expect[dtx.Coordinator], log)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +203,28 @@ func newReaders(c *config.Config, f *sourceFacts, st apply.State, sp *spool, log
 		out = append(out, ContentStream{n.Content, segmentStream{r, n.Content, cl.Kind()}})
 	}
 	return out, nil
+}
+
+// decoding is how commit records and parts are found in the streams, and what is done
+// with changes that belong to no part.
+func decoding(c *config.Config, cl *source.Cluster) (carrier.Carrier, assemble.LocalChanges) {
+	var car carrier.Carrier = carrier.Messages{CommitPrefix: c.Source.CommitPrefix, PartPrefix: c.Source.PartPrefix}
+	if cl.Kind() == source.Greenplum6 {
+		car = carrier.Greenplum6{}
+	}
+	if c.Source.LocalChanges == config.Ignore {
+		return car, assemble.Ignore
+	}
+	return car, assemble.Stop
+}
+
+// newCoordinator makes the reader of the coordinator.
+func newCoordinator(c *config.Config, f *sourceFacts, car carrier.Carrier, local assemble.LocalChanges, expect feed.Identity, log *slog.Logger) (*coordinator.Reader, error) {
+	return coordinator.New(coordinator.Options{
+		DSN: f.cluster.Nodes()[0].DSN, Slot: c.Source.Slot, Publication: c.Source.Publication, Carrier: car, LocalChanges: local,
+		Plugin: f.cluster.Kind().Plugin(), PluginOptions: f.facts.StreamOptions,
+		Expect: expect, StatusInterval: c.Source.StatusInterval, Logger: log,
+	})
 }
 
 // coordinatorStream reads the coordinator and, beside that, watches the cluster
@@ -302,6 +318,21 @@ func newTarget(c *config.Config, tables []catalog.PublishedTable, log *slog.Logg
 	if err != nil {
 		return nil, err
 	}
+	return targetOf(c, s, b)
+}
+
+// newCopyTarget is newTarget of one whose tables are to be copied: they need not have
+// been recorded.
+func newCopyTarget(c *config.Config, tables []catalog.PublishedTable, log *slog.Logger) (apply.Target, error) {
+	s, b, err := targetOptions(c, tables, log)
+	if err != nil {
+		return nil, err
+	}
+	s.OnlyRecorded, b.OnlyRecorded = false, false
+	return targetOf(c, s, b)
+}
+
+func targetOf(c *config.Config, s shards.Options, b cloudberry.Options) (apply.Target, error) {
 	if c.Target.Kind == config.Cloudberry {
 		return cloudberry.New(b)
 	}

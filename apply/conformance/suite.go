@@ -42,6 +42,7 @@ func Run(t *testing.T, f Fixture) {
 		{"Lock", testLock},
 		{"Fencing", testFencing},
 		{"LostConnection", testLostConnection},
+		{"FirstCopy", testFirstCopy},
 		{"Random", testRandom},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, f) })

@@ -36,7 +36,7 @@ func (l *Ledger) RecordCopies(ctx context.Context, copies []apply.TableCopy) err
 		args = append(args, pgside.TextArray(c))
 	}
 	err := l.srv.Transaction(ctx, op, func() error {
-		if err := l.srv.Exec(ctx, l.Guarded("epoch = epoch", l.row.Decided.Batch, "initialized")); err != nil {
+		if err := l.srv.Exec(ctx, l.Guarded("epoch = epoch", l.row.Decided.Batch, "true")); err != nil {
 			return err
 		}
 		if _, err := l.srv.Query(ctx, `

@@ -108,6 +108,24 @@ func (l *Ledger) readDedup(ctx context.Context) ([]dtx.DedupEntry, error) {
 	return out, nil
 }
 
+// addDedup puts entries into the dedup set.
+func (l *Ledger) addDedup(ctx context.Context, entries []dtx.DedupEntry) error {
+	var gxids, contents, lsns []string
+	for i := range entries {
+		c, p := pgside.AppendPositions(nil, nil, entries[i].Pending)
+		gxids = append(gxids, strconv.FormatUint(uint64(entries[i].GXID), 10))
+		contents, lsns = append(contents, string(c)), append(lsns, string(p))
+	}
+	if len(gxids) == 0 {
+		return nil
+	}
+	_, err := l.srv.Query(ctx, `
+		INSERT INTO cbrepl.dedup (subscription, gxid, contents, lsns)
+		SELECT $1::text, u.g::numeric, u.c::smallint[], u.l::pg_lsn[] FROM unnest($2::text[], $3::text[], $4::text[]) u(g, c, l)`,
+		l.opts.Subscription, pgside.TextArray(gxids), pgside.TextArray(contents), pgside.TextArray(lsns))
+	return err
+}
+
 // Init records where a new subscription begins, once.
 func (l *Ledger) Init(ctx context.Context, b apply.Beginning) error {
 	const op = "record first positions"
@@ -138,6 +156,9 @@ func (l *Ledger) Init(ctx context.Context, b apply.Beginning) error {
 			INSERT INTO cbrepl.stream (subscription, content, system_id, slot, timeline)
 			SELECT $1::text, u.* FROM unnest($2::smallint[], $3::text[], $4::text[], $5::integer[]) u`,
 			l.opts.Subscription, pgside.TextArray(contents), pgside.TextArray(systems), pgside.TextArray(slots), pgside.TextArray(timelines)); err != nil {
+			return err
+		}
+		if err := l.addDedup(ctx, b.Applied); err != nil {
 			return err
 		}
 		if err := l.insertTables(ctx, b.Tables); err != nil {

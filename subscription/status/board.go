@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/snapshot"
 )
 
 // Thresholds after which a condition is called unhealthy.
@@ -46,6 +47,7 @@ type Board struct {
 	// participants reports how working out participants is doing; nil: the source
 	// names them.
 	participants func() Participants
+	copies       func() []snapshot.Progress // nil unless tables are copied
 	beat         time.Time
 	streams      map[dtx.Content]*streamFacts
 	rates        []ratePoint // one per second at most, rising in time
@@ -110,6 +112,13 @@ func (b *Board) AttachParticipants(facts func() Participants) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.participants = facts
+}
+
+// AttachCopies sets where the progress of first copies comes from.
+func (b *Board) AttachCopies(progress func() []snapshot.Progress) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.copies = progress
 }
 
 // CopyOnly sets the tables whose changes are not in the stream.
@@ -324,6 +333,9 @@ func (b *Board) Report(now time.Time) Report {
 		p := b.participants()
 		r.Participants = &p
 	}
+	if b.copies != nil {
+		r.Copies = b.copies()
+	}
 	r.Streams = make([]Stream, 0, len(b.sources))
 	for _, src := range b.sources {
 		s := src.Facts()
@@ -389,6 +401,9 @@ func (b *Board) unhealthy(r *Report, now time.Time) []string {
 	var out []string
 	if b.restart != "" {
 		out = append(out, fmt.Sprintf("started again %d times, and not caught up since: %s", b.restarts, b.restart))
+	}
+	if r.State == Copying {
+		return out
 	}
 	if r.State != Streaming {
 		return append(out, fmt.Sprintf("the subscription is %s", r.State))

@@ -8,6 +8,8 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
+
+	"cbrepl/apply"
 )
 
 // registerMetrics exports the report through OpenTelemetry. Every instrument
@@ -58,6 +60,9 @@ func registerMetrics(reg *prometheus.Registry, report func() Report) error {
 	batches := counter("cbrepl.applied.batches", "", "batches applied")
 	reconnects := counter("cbrepl.stream.reconnects", "", "reconnects of the stream")
 	conflicts := counter("cbrepl.conflicts", "", "rows skipped under on_conflict: log")
+	copyRows := gauge("cbrepl.copy.rows", "", "rows copied of tables that are copied for the first time")
+	copyBytes := gauge("cbrepl.copy", "By", "bytes copied of tables that are copied for the first time")
+	copyLeft := gauge("cbrepl.copy.tables_left", "", "tables whose first copy is not finished")
 	if firstErr != nil {
 		return firstErr
 	}
@@ -92,6 +97,17 @@ func registerMetrics(reg *prometheus.Registry, report func() Report) error {
 		o.ObserveInt64(dtxs, r.Applied.Dtxs, one)
 		o.ObserveInt64(rows, r.Applied.Rows, one)
 		o.ObserveInt64(batches, r.Applied.Batches, one)
+		if len(r.Copies) > 0 {
+			var rows, bytes, left float64
+			for i := range r.Copies {
+				c := &r.Copies[i]
+				rows, bytes = rows+float64(c.Rows), bytes+float64(c.Bytes)
+				left += flag(c.State != apply.Copied)
+			}
+			o.ObserveFloat64(copyRows, rows, one)
+			o.ObserveFloat64(copyBytes, bytes, one)
+			o.ObserveFloat64(copyLeft, left, one)
+		}
 		for t, n := range r.Conflicts {
 			o.ObserveInt64(conflicts, n, metric.WithAttributes(sub, attribute.String("table", t)))
 		}

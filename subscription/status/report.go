@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cbrepl/dtx"
+	"cbrepl/snapshot"
 )
 
 // State is what the subscription as a whole is doing.
@@ -16,6 +17,7 @@ type State string
 // States, in the order a subscription passes them.
 const (
 	Starting  State = "starting"
+	Copying   State = "copying" // tables are copied for the first time; nothing streams
 	Streaming State = "streaming"
 	Stopping  State = "stopping"
 	Stopped   State = "stopped"
@@ -30,7 +32,8 @@ type Report struct {
 	PID          int       `json:"pid"`
 	Version      string    `json:"version"`
 	StartedAt    time.Time `json:"started_at"`
-	// Healthy is true when streaming and nothing is stuck; Unhealthy says why not.
+	// Healthy is true when copying, or streaming and nothing is stuck; Unhealthy says
+	// why not.
 	Healthy   bool     `json:"healthy"`
 	Unhealthy []string `json:"unhealthy,omitempty"`
 
@@ -52,6 +55,8 @@ type Report struct {
 	CopyOnly []string `json:"copy_only,omitempty"`
 	Applied  Applied  `json:"applied"`
 	Target   Target   `json:"target"`
+	// Copies is set while tables are copied for the first time: how far each has come.
+	Copies []snapshot.Progress `json:"copies,omitempty"`
 	// Conflicts counts rows skipped under on_conflict: log, per target table.
 	Conflicts map[string]int64 `json:"conflicts"`
 	LastError *Failure         `json:"last_error"`

@@ -71,6 +71,9 @@ func (r *Report) WriteText(out io.Writer) error {
 	}
 	fmt.Fprintf(w, "\n")
 
+	if r.State == Copying {
+		return r.writeCopies(w, out)
+	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(format string, args ...any) { _, _ = fmt.Fprintf(tw, format+"\n", args...) } // into memory
 	row("CONTENT\tSTATE\tSERVER\tRECEIVED\tSAFE\tLAG\tLAG TIME\tSPOOL")
@@ -136,6 +139,20 @@ func (r *Report) WriteText(out io.Writer) error {
 	}
 	if f := r.LastError; f != nil {
 		fmt.Fprintf(w, "last error  %s: %s\n", stamp(f.At), f.Message)
+	}
+	_, err := w.WriteTo(out)
+	return err
+}
+
+// writeCopies ends the report of a first copy: nothing else is known then.
+func (r *Report) writeCopies(w *bytes.Buffer, out io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(tw, "TABLE\tSTATE\tROWS\tOF ABOUT\tSIZE\tTIME") // into memory
+	for _, c := range r.Copies {
+		_, _ = fmt.Fprintf(tw, "%s\t%s\t%d\t%d\t%s\t%.1f s\n", c.Table, c.State, c.Rows, c.Expected, Size(c.Bytes), c.Seconds)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
 	}
 	_, err := w.WriteTo(out)
 	return err
