@@ -18,6 +18,9 @@ type PublishedTable struct {
 	// Deferrable reports that a unique or exclusion constraint of the table is
 	// deferrable: inside a transaction rows may share its values for a while.
 	Deferrable bool
+	// Uniques are the sets of columns that the primary key or a unique index holds
+	// unique among all rows.
+	Uniques [][]string
 	// ColumnList and RowFilter report that the publication restricts the table.
 	ColumnList, RowFilter bool
 	// Filter is the row filter as SQL, where it is known; "" without one.

@@ -96,6 +96,8 @@ type Unique struct {
 	Primary    bool
 	Exclusion  bool
 	Deferrable bool
+	// Constraint is set where a constraint owns the index.
+	Constraint bool
 	// OnePartition is set for an index of one partition of the table alone.
 	OnePartition bool
 }

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -130,6 +131,9 @@ func (f Finding) String() string {
 		b.WriteString(". " + f.Remedy)
 	}
 	if len(f.SQL) > 0 {
+		if f.Everywhere {
+			b.WriteString(" (on every server)")
+		}
 		b.WriteString(": " + strings.Join(f.SQL, "; "))
 		if f.Restart {
 			b.WriteString("; then restart the server")
@@ -198,23 +202,27 @@ func Of(side Side, err error) Findings {
 	if err == nil {
 		return nil
 	}
-	var fs Findings
-	if errors.As(err, &fs) {
-		out := slices.Clone(fs)
+	switch e := err.(type) { //nolint:errorlint // taken apart by hand: a join has several
+	case Findings:
+		out := slices.Clone(e)
 		for i := range out {
 			if out[i].Side == "" {
 				out[i].Side = side
 			}
 		}
 		return out
-	}
-	var joined interface{ Unwrap() []error }
-	if errors.As(err, &joined) {
+	case interface{ Unwrap() []error }:
 		var out Findings
-		for _, e := range joined.Unwrap() {
-			out = append(out, Of(side, e)...)
+		for _, one := range e.Unwrap() {
+			out = append(out, Of(side, one)...)
 		}
 		return out
+	case interface{ Unwrap() error }:
+		var fs Findings
+		var joined interface{ Unwrap() []error }
+		if errors.As(e.Unwrap(), &fs) || errors.As(e.Unwrap(), &joined) {
+			return Of(side, e.Unwrap())
+		}
 	}
 	f := Finding{Side: side, Passing: dtx.ClassOf(err) == dtx.ClassRetry, Found: err.Error()}
 	var de *dtx.Error
@@ -224,5 +232,11 @@ func Of(side Side, err error) Findings {
 		e.Content, e.Relation, e.Hint = dtx.OptionalContent{}, "", ""
 		f.Found = e.Error()
 	}
+	for _, c := range command.FindAllStringSubmatch(f.Remedy, -1) {
+		f.Commands = append(f.Commands, c[1])
+	}
 	return Findings{f}
 }
+
+// command finds a command in a remedy.
+var command = regexp.MustCompile("`(cbrepl [^`]*-c FILE)`")

@@ -44,13 +44,13 @@ const file = "-c FILE"
 func (r *Report) WithFile(name string) {
 	for i := range r.Findings {
 		for j, c := range r.Findings[i].Commands {
-			r.Findings[i].Commands[j] = strings.Replace(c, file, "-c "+quoteShell(name), 1)
+			r.Findings[i].Commands[j] = strings.Replace(c, file, "-c "+QuoteShell(name), 1)
 		}
 	}
 }
 
-// quoteShell makes a word of a shell command.
-func quoteShell(s string) string {
+// QuoteShell makes a word of a shell command.
+func QuoteShell(s string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:@%,"
 	if s != "" && strings.Trim(s, plain) == "" {
 		return s
@@ -93,10 +93,10 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return e.Encode(out)
 }
 
-// WriteText prints the report for a person.
-func (r *Report) WriteText(out io.Writer) error {
+// WriteText prints the report for a person; quiet leaves out what is well.
+func (r *Report) WriteText(out io.Writer, quiet bool) error {
 	var b strings.Builder
-	if len(r.Servers) > 0 {
+	if len(r.Servers) > 0 && !quiet {
 		tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 		row := func(format string, args ...any) { _, _ = fmt.Fprintf(tw, format+"\n", args...) } // into memory
 		row("SERVER\tVERSION\tDATABASE\tROLE\tENCODING\tTIME ZONE\tCLOCK\tSLOTS\tSENDERS\tPREPARED")
@@ -110,7 +110,9 @@ func (r *Report) WriteText(out io.Writer) error {
 		b.WriteString("\n")
 	}
 	for i := range r.Findings {
-		r.Findings[i].writeText(&b)
+		if !quiet || r.Findings[i].Level != OK {
+			r.Findings[i].writeText(&b)
+		}
 	}
 	verdict := "the subscription can run"
 	if r.Count(Error) > 0 {
@@ -141,7 +143,7 @@ func (f *Finding) writeText(b *strings.Builder) {
 		return
 	}
 	remedy := f.Remedy
-	if f.Everywhere {
+	if f.Everywhere && len(f.SQL) > 0 {
 		remedy += fmt.Sprintf(" (on every server of the %s)", f.Side)
 	}
 	fmt.Fprintf(b, "         remedy: %s\n", strings.TrimSpace(remedy))

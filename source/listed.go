@@ -63,7 +63,10 @@ const partsSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, CASE c.re
  coalesce(pk.indkey::text, ''), coalesce(k.indkey::text, ''),
  (SELECT coalesce(json_agg(json_build_object('num', a.attnum, 'name', a.attname, 'oid', a.atttypid::bigint,
      'type', format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), '[]')
-   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text
+   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
+ (SELECT coalesce(json_agg(ARRAY(SELECT a.attname::text FROM unnest(u.indkey::int2[]) k(n)
+     JOIN pg_attribute a ON a.attrelid = u.indrelid AND a.attnum = k.n)), '[]')
+   FROM pg_index u WHERE u.indrelid = c.oid AND u.indisunique AND u.indisvalid AND u.indpred IS NULL AND u.indexprs IS NULL)::text
  FROM (SELECT $1::oid AS oid WHERE $2 OR NOT EXISTS (SELECT 1 FROM pg_partition WHERE parrelid = $1::oid)
    UNION ALL SELECT pr.parchildrelid FROM pg_partition pp JOIN pg_partition_rule pr ON pr.paroid = pp.oid
    WHERE pp.parrelid = $1::oid AND NOT pp.paristemplate AND NOT $2
@@ -145,14 +148,17 @@ func (l *listed) readParts(ctx context.Context, conn *pgx.Conn, oid uint32) erro
 
 func scanListed(row pgx.CollectableRow) (listedTable, error) {
 	var t listedTable
-	var ident, pk, key, cols string
-	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &t.relkind, &t.relstorage, &ident, &t.Root, &t.Deferrable, &pk, &key, &cols); err != nil {
+	var ident, pk, key, cols, uniques string
+	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &t.relkind, &t.relstorage, &ident, &t.Root, &t.Deferrable, &pk, &key, &cols, &uniques); err != nil {
 		return t, err
 	}
 	t.Identity = pgoutput.ReplicaIdentity(ident[0])
 	var all []columnJSON
 	if err := json.Unmarshal([]byte(cols), &all); err != nil {
 		return t, fmt.Errorf("columns of %s: %w", t.String(), err)
+	}
+	if err := json.Unmarshal([]byte(uniques), &t.Uniques); err != nil {
+		return t, fmt.Errorf("unique indexes of %s: %w", t.String(), err)
 	}
 	pks, keys := strings.Fields(pk), strings.Fields(key)
 	for i := range all {
@@ -231,11 +237,15 @@ func (l *listed) tables(p *probe) []nodeTable {
 		if slices.ContainsFunc(p.cfg.CopyOnly, t.named) {
 			continue
 		}
-		p.add(check.Finding{
+		f := check.Finding{
 			Relation: t.String(),
 			Found:    fmt.Sprintf("it is %s, which the server does not decode: its changes would be missing on the target, not late", notDecoded(t.relkind, t.relstorage, "")),
-			Remedy:   "Name it in source.copy_only (only copies take it, and status says so), take it out of the list by cbrepl source unpublish, or store it as heap",
-		})
+			Remedy:   "Name it in source.copy_only (only copies take it, and status says so), store it as heap, or take it out of the list",
+		}
+		if t.Root == "" {
+			f.Commands = []string{"cbrepl source unpublish -c FILE " + check.QuoteShell(t.String())}
+		}
+		p.add(f)
 	}
 	return out
 }

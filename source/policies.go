@@ -286,13 +286,12 @@ func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Pol
 			Remedy: "List every primary segment of the source; if the cluster was expanded or shrunk, a new initial copy is needed",
 		}
 	}
-	switch p.kind {
-	case "random":
-		out.Kind = router.Random
-	case "replicated":
-		out.Kind = router.Replicated
-	case "hash":
-		out.Kind = router.Hash
+	kind, ok := policyKinds[p.kind]
+	out.Kind = kind
+	switch {
+	case !ok:
+		return out, &check.Finding{Found: fmt.Sprintf("its policy is of kind %q, want hash, random or replicated", p.kind), Remedy: "Correct the policy in " + ownPolicies}
+	case kind == router.Hash:
 		if len(p.columns) == 0 {
 			return out, &check.Finding{Found: "its policy is hash, but names no column", Remedy: "Name the distribution key in " + ownPolicies}
 		}
@@ -308,8 +307,6 @@ func (p *policyRow) compile(t *catalog.PublishedTable, segments int) (router.Pol
 			}
 			out.Columns = append(out.Columns, router.Column{Name: c.name, Type: c.typ, Opclass: c.opclass, Nondeterministic: c.nondeterministic})
 		}
-	default:
-		return out, &check.Finding{Found: fmt.Sprintf("its policy is of kind %q, want hash, random or replicated", p.kind), Remedy: "Correct the policy in " + ownPolicies}
 	}
 	return out, nil
 }

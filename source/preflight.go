@@ -68,7 +68,8 @@ func (f *Facts) Missing() []dtx.Content {
 // parallel bounds the nodes that are looked at together.
 const parallel = 8
 
-// Preflight is Check that fails with all errors among the findings together.
+// Preflight is Check that fails with all errors among the findings together, and logs
+// the warnings.
 func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 	f, r, err := Check(ctx, cfg, create)
 	if err == nil {
@@ -76,6 +77,11 @@ func Preflight(ctx context.Context, cfg Config, create bool) (*Facts, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, w := range r.Findings {
+		if w.Level == check.Warning && cfg.Logger != nil {
+			cfg.Logger.Warn(w.String())
+		}
 	}
 	return f, nil
 }
@@ -408,7 +414,7 @@ func slotFindings(cfg *Config, f *Facts, create bool) check.Findings {
 			p.Remedy = fmt.Sprintf("Other nodes have it: content %d needs resync, because what it has changed meanwhile cannot be had any more "+
 				"(a promoted mirror does not have the slot; nor has a segment that was added). %s", n.Content, resyncHint)
 		default:
-			p.Remedy = "Create the slots of all nodes"
+			p.Remedy = "Create the slots of all nodes, once the target is prepared (cbrepl init does, with a first copy)"
 			p.Commands = []string{"cbrepl slots create -c FILE"}
 		}
 		fs = append(fs, p)

@@ -44,3 +44,30 @@ func ReadPolicy(ctx context.Context, dsn, table string) (router.Policy, error) {
 	}
 	return fail("no such table has a distribution policy", "Give the table as schema.name; of a partition, give the root", nil)
 }
+
+// ReadPolicies reads the distribution policies of all tables from a coordinator's
+// catalogue, of either side. Key columns have names and classes; their types are the
+// tables'.
+func ReadPolicies(ctx context.Context, dsn string) (map[catalog.Name]router.Policy, error) {
+	conn, err := connect(ctx, Node{Content: dtx.Coordinator, DSN: dsn})
+	if err != nil {
+		return nil, err
+	}
+	defer closeConn(conn)
+	rows, err := readPolicies(ctx, conn)
+	if err != nil {
+		return nil, &dtx.Error{Op: "read distribution policies", Class: dtx.ClassOf(err), Err: err}
+	}
+	out := map[catalog.Name]router.Policy{}
+	for _, r := range rows {
+		p := router.Policy{NumSegments: r.numSegments, Kind: policyKinds[r.kind]}
+		for _, c := range r.columns {
+			p.Columns = append(p.Columns, router.Column{Name: c.name, Opclass: c.opclass, Type: c.typ, Nondeterministic: c.nondeterministic})
+		}
+		out[catalog.Name{Schema: r.schema, Table: r.table}] = p
+	}
+	return out, nil
+}
+
+// policyKinds are the kinds by their names in a catalogue.
+var policyKinds = map[string]router.PolicyKind{"hash": router.Hash, "random": router.Random, "replicated": router.Replicated}

@@ -48,7 +48,10 @@ const publishedSQL = `SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.rel
      'type', format_type(a.atttypid, a.atttypmod), 'generated', a.attgenerated <> '',
      'key', coalesce(a.attnum = ANY (k.indkey::int2[]), c.relreplident = 'f'),
      'pk', coalesce(array_position(pk.indkey::int2[], a.attnum), -1)) ORDER BY a.attnum), '[]')
-   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text
+   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
+ (SELECT coalesce(json_agg(ARRAY(SELECT a.attname::text FROM unnest((u.indkey::int2[])[0:u.indnkeyatts - 1]) k(n)
+     JOIN pg_attribute a ON a.attrelid = u.indrelid AND a.attnum = k.n)), '[]')
+   FROM pg_index u WHERE u.indrelid = c.oid AND u.indisunique AND u.indisvalid AND u.indpred IS NULL AND u.indexprs IS NULL)::text
  FROM pg_publication_tables pt
  JOIN pg_namespace n ON n.nspname = pt.schemaname
  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = pt.tablename
@@ -181,8 +184,8 @@ func (t *nodeTable) description() string {
 
 func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 	var t nodeTable
-	var kind, ident, list, cols string
-	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.rowFilter, &t.Deferrable, &cols); err != nil {
+	var kind, ident, list, cols, uniques string
+	if err := row.Scan(&t.oid, &t.Schema, &t.Name, &kind, &ident, &t.Root, &list, &t.rowFilter, &t.Deferrable, &cols, &uniques); err != nil {
 		return t, err
 	}
 	t.Identity, t.RowFilter, t.partitioned = pgoutput.ReplicaIdentity(ident[0]), t.rowFilter != "", kind == "p"
@@ -190,6 +193,9 @@ func scanTable(row pgx.CollectableRow) (nodeTable, error) {
 	var all []columnJSON
 	if err := json.Unmarshal([]byte(cols), &all); err != nil {
 		return t, fmt.Errorf("columns of %s: %w", t.String(), err)
+	}
+	if err := json.Unmarshal([]byte(uniques), &t.Uniques); err != nil {
+		return t, fmt.Errorf("unique indexes of %s: %w", t.String(), err)
 	}
 	var names []string // published, nil: all
 	if err := json.Unmarshal([]byte(list), &names); err != nil {

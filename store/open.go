@@ -104,13 +104,22 @@ func open(ctx context.Context, o Options, lock io.Closer) (*Spool, error) {
 
 // checkMarker reads the marker file, or writes it into an empty directory.
 func checkMarker(o *Options) error {
-	path := o.FS.PathJoin(o.Dir, markerName)
-	text, err := readFile(o.FS, path)
+	there, err := readMarker(o)
+	if err != nil || there {
+		return err
+	}
+	return writeMarker(o)
+}
+
+// readMarker refuses a directory that is another's. It reports whether it is a spool's;
+// else it is empty.
+func readMarker(o *Options) (bool, error) {
+	text, err := readFile(o.FS, o.FS.PathJoin(o.Dir, markerName))
 	if oserror.IsNotExist(err) {
-		return writeMarker(o)
+		return false, checkEmpty(o)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	refuse := func(hint, format string, a ...any) error {
 		return &dtx.Error{Op: "open spool", Msg: o.Dir, Hint: hint, Class: dtx.ClassStop, Err: fmt.Errorf(format, a...)}
@@ -118,14 +127,14 @@ func checkMarker(o *Options) error {
 	m := parseMarker(text)
 	format, err := strconv.Atoi(m["format"])
 	if err != nil || format < 1 {
-		return refuse("Name another directory", "the file %s is not a spool's", markerName)
+		return false, refuse("Name another directory", "the file %s is not a spool's", markerName)
 	}
 	if format > formatVersion {
-		return refuse("Use the version of cbrepl that wrote it, or a newer one",
+		return false, refuse("Use the version of cbrepl that wrote it, or a newer one",
 			"the spool has format %d; this version of cbrepl knows formats up to %d", format, formatVersion)
 	}
 	if m["subscription"] != strconv.Quote(o.Subscription) {
-		return refuse("Give every subscription a directory of its own",
+		return false, refuse("Give every subscription a directory of its own",
 			"the spool belongs to subscription %s, not %q", m["subscription"], o.Subscription)
 	}
 	if m["mode"] != o.Mode.String() {
@@ -133,9 +142,9 @@ func checkMarker(o *Options) error {
 		if m["mode"] == Spooled.String() {
 			hint = "It may hold the only copy of confirmed transactions: run the former ack mode until nothing is pending, stop it with SIGTERM, then remove the directory"
 		}
-		return refuse(hint, "the spool was written with ack mode %s, not %s", m["mode"], o.Mode)
+		return false, refuse(hint, "the spool was written with ack mode %s, not %s", m["mode"], o.Mode)
 	}
-	return nil
+	return true, nil
 }
 
 // parseMarker returns the marker file's lines by their first word.
@@ -148,7 +157,8 @@ func parseMarker(text []byte) map[string]string {
 	return m
 }
 
-func writeMarker(o *Options) error {
+// checkEmpty refuses a directory that holds what is no spool's.
+func checkEmpty(o *Options) error {
 	names, err := o.FS.List(o.Dir)
 	if err != nil {
 		return err
@@ -163,6 +173,10 @@ func writeMarker(o *Options) error {
 			}
 		}
 	}
+	return nil
+}
+
+func writeMarker(o *Options) error {
 	text := fmt.Sprintf("format %d\nmode %s\nsubscription %q\n", formatVersion, o.Mode, o.Subscription)
 	temp := o.FS.PathJoin(o.Dir, markerTemp)
 	f, err := o.FS.Create(temp, "cbrepl-marker")

@@ -108,7 +108,8 @@ func (s *Subscription) initialCopy(ctx context.Context, o InitOptions) (res Init
 		return res, fmt.Errorf("a target of kind %s takes no copies", s.cfg.Target.Kind)
 	}
 	if c, ok := tgt.(checker); ok {
-		if err := c.Check(ctx); err != nil {
+		_, r := c.Check(ctx)
+		if err := r.Err("check target"); err != nil {
 			return res, err
 		}
 	}

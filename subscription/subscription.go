@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cbrepl/apply"
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/logkey"
 	"cbrepl/merge"
@@ -61,6 +62,9 @@ type env struct {
 	checkResume func(f *sourceFacts, st apply.State, held map[dtx.Content]dtx.LSN) error
 	// target makes the target; it connects to nothing.
 	target func(f *sourceFacts) (apply.Target, error)
+	// checkSpool says, without opening it, what keeps the spool from being used; nil
+	// looks at nothing.
+	checkSpool func() check.Findings
 	// spool opens the spool.
 	spool func(ctx context.Context) (openSpool, error)
 	// streams makes one stream per node.
@@ -81,7 +85,8 @@ type openSpool interface {
 // checker is a target that can be checked without changing anything; opening
 // it raises the epoch.
 type checker interface {
-	Check(ctx context.Context) error
+	// Check reads what the target records, too, as far as it is there.
+	Check(ctx context.Context) (apply.State, check.Report)
 }
 
 // New checks the options. It starts nothing.
@@ -245,7 +250,12 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 	}
 	defer func() { err = closeUnlessHanging(err, tgt) }()
 	if c, ok := tgt.(checker); ok {
-		if err := c.Check(ctx); err != nil {
+		if _, r := c.Check(ctx); r.Err("check target") != nil {
+			return false, r.Err("check target")
+		}
+	}
+	if s.env.checkSpool != nil {
+		if err := s.env.checkSpool().Err("check spool"); err != nil {
 			return false, err
 		}
 	}
@@ -319,18 +329,26 @@ func (s *Subscription) agree(ctx context.Context, tgt apply.Target, f *sourceFac
 	if err := st.CheckRecord(applied, theSpool); err != nil {
 		return st, err
 	}
+	if err := checkBegun(st); err != nil {
+		return st, err
+	}
+	if err := s.env.checkResume(f, st, held); err != nil {
+		return st, err
+	}
+	return s.agreeOnTables(ctx, tgt, f, st)
+}
+
+// checkBegun refuses a target that does not record where the subscription begins.
+func checkBegun(st apply.State) error {
 	if !st.Initialized {
-		return st, &dtx.Error{
+		return &dtx.Error{
 			Op: "start subscription", Class: dtx.ClassStop,
 			Msg: "the target does not record where this subscription begins: its slots were not made by `cbrepl slots create`, or the record was deleted, or restored to a state before that",
 			Hint: "If it has run before, bring back the target's newest state; if that is lost, a new initial copy is needed (`cbrepl subscription reset --help` lists the steps). " +
 				"Only if the target's tables hold what the source's held when the slots were made, `cbrepl subscription reset` records that it begins at the slots' positions",
 		}
 	}
-	if err := s.env.checkResume(f, st, held); err != nil {
-		return st, err
-	}
-	return s.agreeOnTables(ctx, tgt, f, st)
+	return nil
 }
 
 // checkUnused refuses a first start with a spool that holds something.

@@ -16,6 +16,7 @@ import (
 
 	"cbrepl/apply"
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 	"cbrepl/subscription/config"
@@ -58,7 +59,9 @@ func (s *startup) trace() string {
 
 type startTarget struct{ s *startup }
 
-func (t startTarget) Check(context.Context) error { return t.s.call("check") }
+func (t startTarget) Check(context.Context) (apply.State, check.Report) {
+	return apply.State{}, check.Report{Findings: check.Of(check.Target, t.s.call("check"))}
+}
 func (t startTarget) Open(context.Context) (apply.State, error) {
 	return t.s.state, t.s.call("open")
 }

@@ -14,6 +14,7 @@ import (
 	"cbrepl/apply/ledger"
 	"cbrepl/apply/shards"
 	"cbrepl/catalog"
+	"cbrepl/check"
 	"cbrepl/coordinator"
 	"cbrepl/dtx"
 	"cbrepl/logkey"
@@ -101,6 +102,7 @@ func newEnv(c *config.Config, plain *slog.Logger) *env {
 		},
 		checkResume: checkResume,
 		target:      func(f *sourceFacts) (apply.Target, error) { return newTarget(c, f.tables, plain) },
+		checkSpool:  func() check.Findings { return store.Check(spoolOptions(c, log)) },
 		spool:       func(ctx context.Context) (openSpool, error) { return newSpool(ctx, c, log) },
 		streams: func(f *sourceFacts, st apply.State, sp openSpool) ([]ContentStream, error) {
 			return newStreams(c, f, st, sp.(*spool), log)
@@ -312,6 +314,8 @@ func targetOptions(c *config.Config, tables []catalog.PublishedTable, log *slog.
 	return s, cloudberry.Options{Options: common, Coordinator: dsn, FireTriggers: c.Apply.FireTriggers}, nil
 }
 
+var _, _ checker = (*shards.Target)(nil), (*cloudberry.Target)(nil)
+
 // newTarget makes the target of the configured kind. It connects to nothing.
 func newTarget(c *config.Config, tables []catalog.PublishedTable, log *slog.Logger) (apply.Target, error) {
 	s, b, err := targetOptions(c, tables, log)
@@ -371,11 +375,16 @@ func (s *spool) Close() error {
 	return s.Spool.Close()
 }
 
-func newSpool(ctx context.Context, c *config.Config, log *slog.Logger) (*spool, error) {
+func spoolOptions(c *config.Config, log *slog.Logger) store.Options {
 	o := store.Options{Dir: c.Spool.Dir, Subscription: c.Subscription, MaxBytes: int64(c.Spool.MaxBytes), Logger: log}
 	if c.Spool.Ack == config.Spooled {
 		o.Mode = store.Spooled
 	}
+	return o
+}
+
+func newSpool(ctx context.Context, c *config.Config, log *slog.Logger) (*spool, error) {
+	o := spoolOptions(c, log)
 	st, err := store.Open(ctx, o)
 	if err != nil {
 		return nil, err

@@ -164,7 +164,7 @@ func readIndexes(ctx context.Context, s *server, oids string, ts *tables, attrs 
 		           SELECT DISTINCT d.refobjsubid FROM pg_depend d
 		           WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
 		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ','),
-		       i.indisunique OR i.indisexclusion, i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash', 'bitmap'), i.indisvalid
+		       i.indisunique OR i.indisexclusion, i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash', 'bitmap'), i.indisvalid, k.oid IS NOT NULL
 		FROM parts p
 		JOIN pg_index i ON i.indrelid = p.rel
 		JOIN pg_class x ON x.oid = i.indexrelid
@@ -212,7 +212,7 @@ func (f *tableFacts) addUnique(r [][]byte, rel uint32, fields []string, column f
 	columnsOnly := string(r[6]) == "t"
 	u := catalog.Unique{
 		Name: string(r[2]), Primary: string(r[3]) == "t" && rel == f.oid,
-		Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
+		Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t", Constraint: string(r[12]) == "t",
 		// An index of one partition does not make a row of the root unique, nor does
 		// one that is not valid: it is enforced, but may lack older rows.
 		Plain: columnsOnly && rel == f.oid && string(r[11]) == "t", OnePartition: rel != f.oid,

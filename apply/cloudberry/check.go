@@ -3,7 +3,6 @@ package cloudberry
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,30 +12,68 @@ import (
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/apply/ledger"
 	"cbrepl/catalog"
+	"cbrepl/check"
+	"cbrepl/check/probe"
 	"cbrepl/dtx"
-	"cbrepl/logkey"
 )
 
-// Check finds out whether Open would find the target in order, without taking
-// the lock and without changing anything. It must not be called while the target
-// is open. The error names every problem with its remedy.
-func (t *Target) Check(ctx context.Context) error {
+// Check finds out what Open would find, without taking the lock and without changing
+// anything, and reads what the target records of the subscription. It must not be
+// called while the target is open. Every problem is in the report.
+func (t *Target) Check(ctx context.Context) (st apply.State, r check.Report) {
+	add := func(err error) bool {
+		for _, f := range check.Of(check.Target, err) {
+			if f.Relation == "" {
+				f.Content = dtx.AtContent(dtx.Coordinator)
+			}
+			r.Findings = append(r.Findings, f)
+		}
+		return err != nil
+	}
 	if t.ledger.IsOpen() {
-		return pgside.Stop(opOpen, dtx.ReportBug, "the target is already open")
+		add(pgside.Stop(opOpen, dtx.ReportBug, "the target is already open"))
+		return st, r
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
 	defer t.srv.Close()
-	if err := t.connect(ctx); err != nil {
-		return err
+	if add(t.connect(ctx)) {
+		return st, r
 	}
-	if err := ledger.CheckPrepared(ctx, t.srv.Session, opOpen, ledger.Objects); err != nil {
-		return err
+	s, err := probe.Server(ctx, t.srv.Conn, check.Target, dtx.Coordinator)
+	if add(t.srv.Fail(opCatalogue, err)) {
+		return st, r
 	}
-	if _, err := t.ledger.ReadRow(ctx, opOpen); err != nil {
-		return err
+	r.Servers = append(r.Servers, s)
+	add(t.checkSegments(ctx, &r))
+	if !add(ledger.CheckPrepared(ctx, t.srv.Session, opOpen, ledger.Objects)) {
+		row, err := t.ledger.ReadRow(ctx, opOpen)
+		if err == nil {
+			st, err = t.ledger.ReadState(ctx, row)
+		}
+		add(err)
 	}
-	return t.readCatalogue(ctx)
+	published := t.opts.Tables
+	if st.Initialized {
+		published = t.ledger.Taken(st.Tables)
+	}
+	_, _, fs := t.makeEngine(ctx, published)
+	r.Findings = append(r.Findings, fs...)
+	return st, r
+}
+
+// checkSegments warns of segments that the cluster takes for down.
+func (t *Target) checkSegments(ctx context.Context, r *check.Report) error {
+	rows, err := t.srv.Query(ctx, `SELECT content, CASE role WHEN 'p' THEN 'primary' ELSE 'mirror' END
+		FROM pg_catalog.gp_segment_configuration WHERE status = 'd' AND content >= 0 ORDER BY 1, 2`)
+	for _, row := range rows {
+		r.Findings = append(r.Findings, check.Finding{
+			Level: check.Warning, Side: check.Target, Content: dtx.AtContent(dtx.Coordinator),
+			Found:  fmt.Sprintf("the %s of its segment %s is down", row[1], row[0]),
+			Remedy: "Bring it back: gprecoverseg",
+		})
+	}
+	return t.srv.Fail(opCatalogue, err)
 }
 
 // readCatalogue reads the target's tables, checks that they can take the source's
@@ -46,7 +83,23 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	published := t.ledger.Taken(recorded)
+	eng, ts, fs := t.makeEngine(ctx, t.ledger.Taken(recorded))
+	if err := fs.Err(opCatalogue); err != nil {
+		return err
+	}
+	eng.PassOver(recorded)
+	t.engine, t.tables = eng, ts
+	for _, f := range fs {
+		if f.Level == check.Warning && f.Relation == "" { // the role's
+			t.log.Warn(f.Found)
+		}
+	}
+	return nil
+}
+
+// makeEngine makes the engine for published tables. Without errors among the
+// findings it can be used.
+func (t *Target) makeEngine(ctx context.Context, published []catalog.PublishedTable) (*engine.Engine, *tables, check.Findings) {
 	var names []catalog.Name
 	for i := range published {
 		for _, n := range t.opts.Names.Candidates(&published[i]) {
@@ -57,7 +110,7 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	}
 	ts, err := readTables(ctx, t.srv, names)
 	if err != nil {
-		return err
+		return nil, nil, check.Of(check.Target, err)
 	}
 	if t.tables != nil { // what earlier batches did to a table stays known
 		for name, f := range ts.byName {
@@ -65,23 +118,24 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 			f.changed = old != nil && old.changed
 		}
 	}
-	errs := t.checkRole(ts)
+	fs := t.checkRole(ts)
 	checked := map[catalog.Name]bool{}
 	var usable []catalog.PublishedTable
 	var list []*catalog.Table
 	for i := range published {
 		src := &published[i]
-		f := firstFound(t.opts.Names.Candidates(src), ts)
+		names := t.opts.Names.Candidates(src)
+		f := firstFound(names, ts)
 		if f == nil {
-			usable = append(usable, *src) // the engine says that its table is missing
+			fs = append(fs, pgside.MissingTable(names[0], names[1:], src, true))
 			continue
 		}
 		name := f.QualifiedName()
 		ok, done := checked[name]
 		if !done {
-			problems := t.checkTable(f)
-			errs = append(errs, problems...)
-			ok = len(problems) == 0
+			found := t.checkTable(f)
+			fs = append(fs, found...)
+			ok = len(found.Errors()) == 0
 			checked[name] = ok
 			if ok {
 				list = append(list, f.Table)
@@ -90,30 +144,20 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		more := pgside.CheckTypes(opCatalogue, "Change the column's type on the target to the source's", src, f.Table)
-		switch {
-		case t.opts.private.anyType:
+		if t.opts.private.anyType {
 			for i := range f.Columns {
 				f.Columns[i].BaseName = ""
 			}
-		case len(more) > 0:
-			errs = append(errs, more...)
-			continue
+		} else {
+			fs = append(fs, pgside.CheckColumns(f.at(), src)...)
 		}
-		usable = append(usable, *src)
+		fs = append(fs, pgside.CheckUniques(f.at(), src)...)
+		usable = append(usable, pgside.Present(src, f.Table))
 	}
 	opt := t.opts.Engine
 	opt.KeepAlive = t.opts.IdleTimeout / 3
 	eng, err := engine.New(opt, t.opts.Names, usable, list, []dtx.Content{apply.ServerPlaced}, &t.stream)
-	if err != nil {
-		errs = append(errs, pgside.Flatten(err)...)
-	}
-	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
-		return err
-	}
-	eng.PassOver(recorded)
-	t.engine, t.tables = eng, ts
-	return nil
+	return eng, ts, append(fs, check.Of(check.Target, err)...)
 }
 
 // firstFound returns the first of names that the target has.
@@ -126,10 +170,14 @@ func firstFound(names []catalog.Name, ts *tables) *tableFacts {
 	return nil
 }
 
-// checkRole reports a role that cannot keep triggers and rules from firing, where
-// there are any.
-func (t *Target) checkRole(ts *tables) []error {
-	role := t.srv.facts.role
+// at is where findings about the table are: statements about it go to the
+// coordinator, which hands them on.
+func (f *tableFacts) at() pgside.At {
+	return pgside.At{Content: dtx.AtContent(dtx.Coordinator), Table: f.Table}
+}
+
+// checkRole reports a role that cannot keep triggers and rules from firing.
+func (t *Target) checkRole(ts *tables) check.Findings {
 	if t.srv.facts.replicaRole {
 		return nil
 	}
@@ -141,37 +189,39 @@ func (t *Target) checkRole(ts *tables) []error {
 	}
 	slices.Sort(fires)
 	list := strings.Join(fires, "; ")
-	switch {
+	f := check.Finding{Level: check.Warning, Side: check.Target, Content: dtx.AtContent(dtx.Coordinator)}
+	const superuser = "Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role)"
+	f.Remedy = superuser
+	switch role := t.srv.facts.role; {
 	case len(fires) == 0:
-		t.log.Warn("the role may not set session_replication_role; triggers and rules created later on replicated tables would fire",
-			slog.String(logkey.Role, role))
+		f.Found = fmt.Sprintf("role %s may not set session_replication_role; triggers and rules created later on replicated tables would fire", role)
 	case t.opts.FireTriggers:
-		t.log.Warn("the role may not set session_replication_role; triggers and rules fire for replicated rows",
-			slog.String(logkey.Role, role), slog.String(logkey.Firing, list))
+		f.Found = fmt.Sprintf("role %s may not set session_replication_role; for replicated rows fire: %s", role, list)
 	default:
-		return []error{pgside.Stop(opCatalogue,
-			"Run the daemon as a superuser (on PostgreSQL 15 and later: GRANT SET ON PARAMETER session_replication_role), disable them, or set apply.fire_triggers: true to let them fire",
-			"role %s may not set session_replication_role, and replicated rows would fire: %s", role, list)}
+		f.Level = check.Error
+		f.Found = fmt.Sprintf("role %s may not set session_replication_role, and replicated rows would fire: %s", role, list)
+		f.Remedy = superuser + ", disable them, or set apply.fire_triggers: true to let them fire"
 	}
-	return nil
+	return check.Findings{f}
 }
 
-func tableProblem(f *tableFacts, hint, format string, args ...any) error {
-	return &dtx.Error{Op: opCatalogue, Relation: f.String(), Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
-}
-
-// checkTable reports what stands in the way of writing to a table.
-func (t *Target) checkTable(f *tableFacts) []error {
+// checkTable reports what is in the way of writing to a table.
+func (t *Target) checkTable(f *tableFacts) check.Findings {
 	if f.problem != "" {
-		return []error{tableProblem(f, f.remedy, "rows cannot be written to it: %s", f.problem)}
+		return check.Findings{f.at().Finding(f.remedy, "rows cannot be written to it: %s", f.problem)}
 	}
-	errs := pgside.CheckAccess(opCatalogue, f.Table, t.srv.facts.role, "", f.missing, f.rowSecurity)
-	errs = append(errs, pgside.CheckHazards(opCatalogue, f.Table, "", f.hazards, t.srv.facts.replicaRole)...)
-	for _, u := range f.Uniques {
-		if u.Deferrable {
-			errs = append(errs, tableProblem(f, "Create it NOT DEFERRABLE on the target: rows that swap unique values are written so that it holds at every moment",
-				"constraint %s is deferrable, and the server does not check such a constraint where triggers are silenced", strconv.Quote(u.Name)))
+	fs := pgside.CheckAccess(f.at(), t.srv.facts.role, f.missing, f.rowSecurity)
+	fs = append(fs, pgside.CheckHazards(f.at(), f.hazards, t.srv.facts.replicaRole)...)
+	for i := range f.Uniques {
+		if u := &f.Uniques[i]; u.Deferrable {
+			p := f.at().Finding("Create it NOT DEFERRABLE on the target: rows that swap unique values are written so that it holds at every moment",
+				"constraint %s is deferrable, and the server does not check such a constraint where triggers are silenced", strconv.Quote(u.Name))
+			p.SQL = pgside.NotDeferrable(f.Table, u)
+			fs = append(fs, p)
 		}
 	}
-	return errs
+	if len(fs.Errors()) == 0 {
+		fs = append(fs, pgside.DescribeTable(f.at(), "segments", f.hazards, t.srv.facts.replicaRole))
+	}
+	return fs
 }

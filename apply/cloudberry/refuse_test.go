@@ -43,10 +43,10 @@ func TestRefusedColumns(t *testing.T) {
 	if err := Prepare(testCtx(t), w.opts); err != nil {
 		t.Fatal(err)
 	}
-	err := w.target().Check(testCtx(t))
+	err := checked(t, w.target())
 	dtxtest.WantError(t, err, dtx.ClassStop, `"v" is text on the source`, "character varying(5)")
 	w.exec(`ALTER TABLE $S.a ALTER v TYPE text`)
-	err = w.target().Check(testCtx(t))
+	err = checked(t, w.target())
 	dtxtest.WantError(t, err, dtx.ClassStop, `"w" is missing`, `"extra" exists on the target only`)
 }
 
@@ -65,10 +65,10 @@ func TestTypesOfOneName(t *testing.T) {
 	if err := Prepare(testCtx(t), w.opts); err != nil {
 		t.Fatal(err)
 	}
-	err := w.target().Check(testCtx(t))
+	err := checked(t, w.target())
 	dtxtest.WantError(t, err, dtx.ClassStop, `column "p" is `+w.schema+".pair", "are (a, b) and (b, a)")
 	w.exec("ALTER TYPE $S.pair DROP ATTRIBUTE b, ADD ATTRIBUTE b integer")
-	if err := w.target().Check(testCtx(t)); err != nil {
+	if err := checked(t, w.target()); err != nil {
 		t.Error(err)
 	}
 }
@@ -130,4 +130,11 @@ func TestRefusedPostgreSQL(t *testing.T) {
 	defer func() { _ = tg.Close() }()
 	_, err = tg.Open(testCtx(t))
 	dtxtest.WantError(t, err, dtx.ClassStop, "is not a Cloudberry or Greenplum server", "target.kind")
+}
+
+// checked is what keeps a target from being used.
+func checked(t *testing.T, tg *Target) error {
+	t.Helper()
+	_, r := tg.Check(testCtx(t))
+	return r.Err("check target")
 }

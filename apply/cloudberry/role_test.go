@@ -64,7 +64,7 @@ func TestGrants(t *testing.T) {
 	role, dsn := w.asRole(t)
 	w.opts.Coordinator = dsn
 	tg := w.target()
-	if err := tg.Check(testCtx(t)); err == nil {
+	if err := checked(t, tg); err == nil {
 		t.Fatal("a role without privileges passes the check")
 	} else {
 		dtxtest.WantError(t, err, dtx.ClassStop, "docs/target-cloudberry.md")
@@ -73,7 +73,7 @@ func TestGrants(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(grants), "\n")
 	last := lines[len(lines)-1]
 	w.exec(strings.Join(lines[:len(lines)-1], "\n"))
-	dtxtest.WantError(t, tg.Check(testCtx(t)), dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE", "GRANT SELECT, INSERT")
+	dtxtest.WantError(t, checked(t, tg), dtx.ClassStop, "lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE", "GRANT SELECT, INSERT")
 	w.exec(last)
 
 	src := conformance.NewSource(3, tab)

@@ -202,7 +202,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		           SELECT DISTINCT d.refobjsubid FROM pg_depend d
 		           WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
 		             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0), ','),
-		       i.indisvalid
+		       i.indisvalid, k.oid IS NOT NULL
 		FROM parts p
 		JOIN pg_index i ON i.indrelid = p.rel
 		JOIN pg_class x ON x.oid = i.indexrelid
@@ -232,7 +232,7 @@ func readUniques(ctx context.Context, n *node, oids string, byOID map[uint32]*fo
 		columnsOnly := string(r[6]) == "t"
 		u := catalog.Unique{
 			Name: string(r[2]), Primary: string(r[3]) == "t" && rel == t.oid,
-			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t",
+			Exclusion: string(r[4]) == "t", Deferrable: string(r[5]) == "t", Constraint: string(r[10]) == "t",
 			// An index of one partition does not make a row of the root unique, nor does
 			// one that is not valid: it is enforced, but may lack older rows.
 			Plain: columnsOnly && rel == t.oid && string(r[9]) == "t", OnePartition: rel != t.oid,

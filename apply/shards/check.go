@@ -8,58 +8,122 @@ import (
 	"strconv"
 	"strings"
 
+	"cbrepl/apply"
 	"cbrepl/apply/engine"
 	"cbrepl/apply/internal/pgside"
 	"cbrepl/catalog"
+	"cbrepl/check"
+	"cbrepl/check/probe"
 	"cbrepl/dtx"
 	"cbrepl/logkey"
 	"cbrepl/router"
 )
 
-// Check finds out whether Open would find the target in order, without taking
-// the lock and without changing anything. It must not be called while the target
-// is open. The error names every problem with its remedy.
-func (t *Target) Check(ctx context.Context) error {
+// Check finds out what Open would find, without taking the lock and without changing
+// anything, and reads what the target records of the subscription. It must not be
+// called while the target is open. Every problem is in the report, those of servers
+// that answer also when others do not.
+func (t *Target) Check(ctx context.Context) (st apply.State, r check.Report) {
 	if t.ledger.IsOpen() {
-		return pgside.Stop(opOpen, dtx.ReportBug, "the target is already open")
+		r.Findings = check.Of(check.Target, pgside.Stop(opOpen, dtx.ReportBug, "the target is already open"))
+		return st, r
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.opts.OpenTimeout)
 	defer cancel()
 	defer t.disconnect()
-	if err := t.connectAll(ctx, appName(t.opts.Subscription, 0)); err != nil {
-		return err
+	up := t.checkEach(ctx, &r, t.nodes(), t.connectNode)
+	up = t.checkEach(ctx, &r, up, func(ctx context.Context, n *node) error {
+		s, err := probe.Server(ctx, n.Conn, check.Target, n.content())
+		if err != nil {
+			return n.Fail(opCatalogue, err)
+		}
+		n.server = &s
+		return nil
+	})
+	for _, n := range up {
+		r.Servers = append(r.Servers, *n.server)
 	}
-	if err := t.checkServers(); err != nil {
-		return err
+	r.Findings = append(r.Findings, checkServers(up)...)
+	prepared := t.checkEach(ctx, &r, up, t.checkNodeLayout)
+	if slices.Contains(prepared, t.co) {
+		st = t.checkRecord(ctx, &r, prepared)
 	}
-	if err := t.checkLayout(ctx); err != nil {
-		return err
+	if !slices.Contains(up, t.co) {
+		return st, r // it knows where rows go
 	}
+	published := t.opts.Tables
+	if st.Initialized {
+		published = t.ledger.Taken(st.Tables)
+	}
+	_, fs := t.makeEngine(ctx, up, published)
+	r.Findings = append(r.Findings, fs...)
+	return st, r
+}
+
+// checkEach asks every node, reports what fails and returns the others.
+func (t *Target) checkEach(ctx context.Context, r *check.Report, nodes []*node, f func(context.Context, *node) error) []*node {
+	errs := make([]error, len(nodes))
+	_ = each(ctx, "", nodes, func(ctx context.Context, n *node) error {
+		errs[slices.Index(nodes, n)] = f(ctx, n)
+		return nil
+	})
+	var good []*node
+	for i, n := range nodes {
+		for _, found := range check.Of(check.Target, errs[i]) {
+			found.Content = dtx.AtContent(n.content())
+			r.Findings = append(r.Findings, found)
+		}
+		if errs[i] == nil {
+			good = append(good, n)
+		}
+	}
+	return good
+}
+
+// checkRecord reads what the target records of the subscription.
+func (t *Target) checkRecord(ctx context.Context, r *check.Report, prepared []*node) (st apply.State) {
 	row, err := t.readRow(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		st, err = t.ledger.ReadState(ctx, row)
 	}
-	err = t.eachShard(ctx, opOpen, func(ctx context.Context, n *node) error {
+	if err != nil {
+		r.Findings = append(r.Findings, check.Of(check.Target, err)...)
+		return st
+	}
+	t.checkEach(ctx, r, prepared, func(ctx context.Context, n *node) error {
+		if n == t.co {
+			return nil
+		}
 		_, err := t.readShard(ctx, n, opOpen, row.Token)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return t.readCatalogue(ctx)
+	return st
 }
 
 // checkServers reports servers that cannot take part in two-phase commit.
-func (t *Target) checkServers() error {
-	var errs []error
-	for _, n := range t.shards {
-		if n.facts.maxPrepared == 0 {
-			errs = append(errs, pgside.Stop("check target servers",
-				"Set max_prepared_transactions = 10 (at least the number of subscriptions and other two-phase clients) on that server and restart it",
-				"the %s has max_prepared_transactions = 0, so no batch can be prepared there", n))
+func checkServers(nodes []*node) check.Findings {
+	var fs check.Findings
+	for _, n := range nodes {
+		if n.index < 0 {
+			continue
 		}
+		f := check.Finding{Side: check.Target, Content: dtx.AtContent(n.content()), Restart: true}
+		switch {
+		case n.facts.maxPrepared == 0:
+			f.Found = "max_prepared_transactions is 0, so no batch can be prepared there"
+			f.Remedy = "Allow at least as many as there are subscriptions and other two-phase clients; run there"
+			f.SQL = []string{"ALTER SYSTEM SET max_prepared_transactions = 10"}
+		case n.server != nil && n.server.Prepared.Full():
+			f.Level = check.Warning
+			f.Found = fmt.Sprintf("all %d prepared transactions (max_prepared_transactions) are taken: no batch can be prepared there", n.facts.maxPrepared)
+			f.Remedy = "End those in pg_prepared_xacts that nobody will end, or run there"
+			f.SQL = []string{fmt.Sprintf("ALTER SYSTEM SET max_prepared_transactions = %d", n.facts.maxPrepared+10)}
+		default:
+			continue
+		}
+		fs = append(fs, f)
 	}
-	return pgside.JoinErrors("check target servers", errs)
+	return fs
 }
 
 // readCatalogue reads the target's tables, checks that they can take the
@@ -73,62 +137,22 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	published := t.ledger.Taken(recorded)
-	var names []catalog.Name
-	for i := range published {
-		names = append(names, t.opts.Names.Candidates(&published[i])...)
-	}
-	cats := make([]*catalogue, len(t.shards))
-	err = t.eachShard(ctx, opCatalogue, func(ctx context.Context, n *node) (err error) {
-		cats[n.index], err = readTables(ctx, n, names)
+	eng, fs := t.makeEngine(ctx, t.nodes(), t.ledger.Taken(recorded))
+	if err := fs.Err(opCatalogue); err != nil {
 		return err
-	})
+	}
+	eng.PassOver(recorded)
+	t.engine = eng
+	return nil
+}
+
+// makeEngine makes the engine for published tables and the target's, as the servers that are up have
+// them, the coordinator database among them. Without errors among the findings it can
+// be used, if all are up.
+func (t *Target) makeEngine(ctx context.Context, up []*node, published []catalog.PublishedTable) (*engine.Engine, check.Findings) {
+	tables, usable, fs, err := t.findTables(ctx, up, published)
 	if err != nil {
-		return err
-	}
-	policies, err := t.readPolicies(ctx, names)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	tables := map[catalog.Name]*catalog.Table{}
-	bad := map[catalog.Name]bool{}
-	var usable []catalog.PublishedTable
-	for i := range published {
-		src := &published[i]
-		name, ok := firstFound(t.opts.Names.Candidates(src), cats)
-		if ok && tables[name] == nil && !bad[name] {
-			table, problems := t.checkTable(name, cats, policies)
-			errs = append(errs, problems...)
-			if table == nil || len(problems) > 0 {
-				bad[name] = true
-			} else {
-				tables[name] = table
-			}
-		}
-		if !ok {
-			usable = append(usable, *src) // the engine says that its table is missing
-			continue
-		}
-		if bad[name] {
-			continue
-		}
-		if f := cats[0].tables[name]; f != nil {
-			more := pgside.CheckTypes(opCatalogue, "Change the column's type on every shard to the source's", src, f.Table)
-			if len(more) > 0 {
-				errs = append(errs, more...)
-				continue
-			}
-			errs = append(errs, checkDefaults(src, tables[name])...)
-		}
-		usable = append(usable, *src)
-	}
-	list := make([]*catalog.Table, 0, len(tables))
-	for _, name := range names {
-		if table := tables[name]; table != nil {
-			list = append(list, table)
-			delete(tables, name)
-		}
+		return nil, check.Of(check.Target, err)
 	}
 	segments := make([]dtx.Content, len(t.shards))
 	for i := range segments {
@@ -137,44 +161,99 @@ func (t *Target) readCatalogue(ctx context.Context) error {
 	opt := t.opts.Engine
 	opt.BinaryCopy = !t.textOnly.Load()
 	opt.KeepAlive = t.opts.IdleTimeout / 3
-	eng, err := engine.New(opt, t.opts.Names, usable, list, segments, &t.stream)
-	if err != nil {
-		errs = append(errs, pgside.Flatten(err)...)
+	eng, err := engine.New(opt, t.opts.Names, usable, tables, segments, &t.stream)
+	return eng, append(fs, check.Of(check.Target, err)...)
+}
+
+// findTables reads the target's tables and says what of them does not fit the source's.
+// It returns those that do.
+func (t *Target) findTables(ctx context.Context, up []*node, published []catalog.PublishedTable) ([]*catalog.Table, []catalog.PublishedTable, check.Findings, error) {
+	var names []catalog.Name
+	for i := range published {
+		names = append(names, t.opts.Names.Candidates(&published[i])...)
 	}
-	if err := pgside.JoinErrors(opCatalogue, errs); err != nil {
+	cats := make([]*catalogue, len(t.shards)) // nil of a shard that does not answer
+	err := each(ctx, opCatalogue, up, func(ctx context.Context, n *node) (err error) {
+		if n.index >= 0 {
+			cats[n.index], err = readTables(ctx, n, names)
+		}
 		return err
+	})
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	eng.PassOver(recorded)
-	t.engine = eng
-	for i, n := range t.shards {
-		n.versions = cats[i].versions
+	for i, c := range cats {
+		if c != nil {
+			t.shards[i].versions = c.versions
+		}
 	}
-	return nil
+	policies, err := t.readPolicies(ctx, names)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var fs check.Findings
+	var list []*catalog.Table
+	var usable []catalog.PublishedTable
+	tables := map[catalog.Name]*catalog.Table{} // nil of one that does not fit
+	for i := range published {
+		src := &published[i]
+		names := t.opts.Names.Candidates(src)
+		name, ok := firstFound(names, cats)
+		if !ok {
+			fs = append(fs, pgside.MissingTable(names[0], names[1:], src, false))
+			if _, ok := policies[names[0]]; !ok {
+				fs = append(fs, t.missingPolicy(names[0], src))
+			}
+			continue
+		}
+		table, seen := tables[name]
+		if !seen {
+			var found check.Findings
+			table, found = t.checkTable(name, src, cats, policies)
+			fs = append(fs, found...)
+			if table == nil || len(found.Errors()) > 0 {
+				table = nil
+			} else {
+				list = append(list, table)
+			}
+			tables[name] = table
+		}
+		if table == nil {
+			continue
+		}
+		at := pgside.At{Table: table}
+		fs = append(fs, pgside.CheckColumns(at, src)...)
+		fs = append(fs, checkDefaults(src, table)...)
+		fs = append(fs, pgside.CheckUniques(at, src)...)
+		usable = append(usable, pgside.Present(src, table))
+	}
+	return list, usable, fs, nil
 }
 
 // checkDefaults reports columns of a replicated table that would get another value
 // on every shard: those that the source does not send and that have a default which is
 // no constant.
-func checkDefaults(src *catalog.PublishedTable, t *catalog.Table) []error {
+func checkDefaults(src *catalog.PublishedTable, t *catalog.Table) check.Findings {
 	if t.Policy.Kind != router.Replicated || t.Policy.NumSegments < 2 {
 		return nil
 	}
-	var errs []error
+	var fs check.Findings
 	for i := range t.Columns {
 		c := &t.Columns[i]
 		if c.Volatile && !c.Generated && !src.HasColumn(c.Name) {
-			errs = append(errs, tableProblem(t.QualifiedName(), "Give the column a constant default, or none; or distribute the table by hash",
-				"column %s exists on the target only, and its default would differ between the copies of this replicated table", strconv.Quote(c.Name)))
+			f := pgside.At{Table: t}.Finding("Give the column a constant default, or none; or distribute the table by hash",
+				"column %s exists on the target only, and its default would differ between the copies of this replicated table", strconv.Quote(c.Name))
+			fs = append(fs, f)
 		}
 	}
-	return errs
+	return fs
 }
 
 // firstFound returns the first of names that any shard has.
 func firstFound(names []catalog.Name, cats []*catalogue) (catalog.Name, bool) {
 	for _, name := range names {
 		for _, c := range cats {
-			if c.tables[name] != nil {
+			if c != nil && c.tables[name] != nil {
 				return name, true
 			}
 		}
@@ -182,69 +261,104 @@ func firstFound(names []catalog.Name, cats []*catalogue) (catalog.Name, bool) {
 	return catalog.Name{}, false
 }
 
-func tableProblem(name catalog.Name, hint, format string, args ...any) error {
-	return &dtx.Error{Op: opCatalogue, Relation: name.String(), Msg: fmt.Sprintf(format, args...), Hint: hint, Class: dtx.ClassStop}
+// missingPolicy reports a table whose rows cannot be placed.
+func (t *Target) missingPolicy(name catalog.Name, src *catalog.PublishedTable) check.Finding {
+	kind, cols := "random", "'{}'"
+	switch src.Policy.Kind {
+	case router.Replicated:
+		kind = "replicated"
+	case router.Hash:
+		kind = "hash"
+		quoted := make([]string, len(src.Policy.Columns))
+		for i, c := range src.Policy.Columns {
+			quoted[i] = pgside.QuoteLiteral(c.Name)
+		}
+		cols = "ARRAY[" + strings.Join(quoted, ", ") + "]"
+	}
+	return check.Finding{
+		Side: check.Target, Content: dtx.AtContent(dtx.Coordinator), Relation: name.String(),
+		Found:  "the " + t.co.String() + " has no row for it in cbrepl.distribution_policy, so its rows cannot be placed",
+		Remedy: "Describe it there, by the key that suits the target (docs/target-shards.md)",
+		SQL: []string{fmt.Sprintf("INSERT INTO cbrepl.distribution_policy (schema_name, table_name, kind, columns, opclasses, numsegments) VALUES (%s, %s, '%s', %s, '{}', %d)",
+			pgside.QuoteLiteral(name.Schema), pgside.QuoteLiteral(name.Table), kind, cols, len(t.shards))},
+	}
 }
 
 // checkTable compares a table between the shards that hold it, and reports what
-// stands in the way of writing to it. It returns the table as shard 0 has it.
-func (t *Target) checkTable(name catalog.Name, cats []*catalogue, policies map[catalog.Name]policyRow) (*catalog.Table, []error) {
+// is in the way of writing to it. It returns the table as the first of them has it.
+func (t *Target) checkTable(name catalog.Name, src *catalog.PublishedTable, cats []*catalogue, policies map[catalog.Name]policyRow) (*catalog.Table, check.Findings) {
+	everywhere := pgside.At{Table: &catalog.Table{Schema: name.Schema, Name: name.Table}}
 	p, ok := policies[name]
 	if !ok {
-		return nil, []error{tableProblem(name,
-			"Insert a row with kind hash, random or replicated, for hash the key columns, and numsegments (see docs/target-shards.md)",
-			"the %s has no row for it in cbrepl.distribution_policy, so its rows cannot be placed", t.co)}
+		return nil, check.Findings{t.missingPolicy(name, src)}
 	}
 	if p.numSegments < 1 || p.numSegments > len(cats) {
-		return nil, []error{tableProblem(name, "Correct numsegments in cbrepl.distribution_policy, or list all shards",
-			"it is spread over %d segments and the target has %d shards", p.numSegments, len(cats))}
+		f := everywhere.Finding("Correct numsegments in cbrepl.distribution_policy, or list all shards",
+			"it is spread over %d segments and the target has %d shards", p.numSegments, len(cats))
+		return nil, check.Findings{f}
 	}
-	var errs []error
-	first := cats[0].tables[name]
+	var fs check.Findings
+	var first *foundTable
+	var of int
 	for i, c := range cats[:p.numSegments] {
-		f := c.tables[name]
-		if f == nil {
-			errs = append(errs, tableProblem(name, "Create it there as on the others", "the %s does not have it, other shards do", t.shards[i]))
+		if c != nil && c.tables[name] != nil {
+			first, of = c.tables[name], i
+			break
+		}
+	}
+	for i, c := range cats[:p.numSegments] {
+		if c == nil {
 			continue
 		}
-		errs = append(errs, t.checkAccess(name, t.shards[i], f)...)
-		if first == nil || f == first {
+		f := c.tables[name]
+		at := pgside.At{Content: dtx.AtContent(dtx.Content(i)), Table: everywhere.Table}
+		if f == nil {
+			fs = append(fs, at.Finding("Create it there as on the others", "this shard does not have it, other shards do"))
+			continue
+		}
+		at.Table = f.Table
+		fs = append(fs, t.checkAccess(at, t.shards[i], f)...)
+		if f == first {
 			continue
 		}
 		if d := differences(first, f); len(d) > 0 {
-			errs = append(errs, tableProblem(name, "Make the table the same on all shards",
-				"it differs between shard 0 and shard %d: %s", i, strings.Join(d, "; ")))
+			fs = append(fs, at.Finding("Make the table the same on all shards", "it differs between shard %d and shard %d: %s", of, i, strings.Join(d, "; ")))
 		}
 	}
 	if first == nil {
-		return nil, errs
+		return nil, fs
 	}
 	policy, err := p.policy(first)
 	if err != nil {
-		errs = append(errs, tableProblem(name, "Correct its row in cbrepl.distribution_policy on the coordinator database",
-			"its row in cbrepl.distribution_policy cannot be used: %v", err))
+		f := everywhere.Finding("Correct its row in cbrepl.distribution_policy on the coordinator database",
+			"its row in cbrepl.distribution_policy cannot be used: %v", err)
+		fs = append(fs, f)
 	}
 	table := *first.Table
 	table.Policy = policy
-	return &table, errs
+	if len(fs.Errors()) == 0 {
+		fs = append(fs, pgside.DescribeTable(pgside.At{Table: &table}, "shards", first.hazards, t.shards[of].facts.replicaRole))
+	}
+	return &table, fs
 }
 
 // checkAccess reports missing privileges and what would fire on a shard.
-func (t *Target) checkAccess(name catalog.Name, n *node, f *foundTable) []error {
-	errs := pgside.CheckAccess(opCatalogue, f.Table, n.facts.role, " on the "+n.String(), f.missing, f.rowSecurity)
-	errs = append(errs, pgside.CheckHazards(opCatalogue, f.Table, " on the "+n.String(), f.hazards, n.facts.replicaRole)...)
+func (t *Target) checkAccess(at pgside.At, n *node, f *foundTable) check.Findings {
+	fs := pgside.CheckAccess(at, n.facts.role, f.missing, f.rowSecurity)
+	fs = append(fs, pgside.CheckHazards(at, f.hazards, n.facts.replicaRole)...)
 	if f.hazards != nil && len(f.hazards.Origin) > 0 && !n.facts.replicaRole {
-		hint := "Run the daemon as a superuser, or ALTER TABLE ... DISABLE TRIGGER"
+		p := at.Finding("Run the daemon as a superuser, or disable them (ALTER TABLE ... DISABLE TRIGGER)",
+			"role %s may not set session_replication_role, and replicated rows would fire %s", n.facts.role, strings.Join(f.hazards.Origin, ", "))
 		if n.facts.version >= 150000 {
-			hint = fmt.Sprintf("GRANT SET ON PARAMETER session_replication_role TO %s", pgside.QuoteIdent(n.facts.role))
+			p.Remedy = "As a superuser"
+			p.SQL = []string{"GRANT SET ON PARAMETER session_replication_role TO " + pgside.QuoteIdent(n.facts.role)}
 		}
-		errs = append(errs, tableProblem(name, hint,
-			"role %s may not set session_replication_role on the %s, and replicated rows would fire %s", n.facts.role, n, strings.Join(f.hazards.Origin, ", ")))
+		fs = append(fs, p)
 	}
-	return errs
+	return fs
 }
 
-// differences tells how the table on another shard differs from that on shard 0.
+// differences says how the table on another shard differs from that on shard 0.
 // The order of columns does not matter: rows are written by name.
 func differences(a, b *foundTable) []string {
 	var out []string

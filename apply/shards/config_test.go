@@ -138,7 +138,7 @@ func TestNoPreparedTransactions(t *testing.T) {
 	srv := lab.ServerForTest(t, lab.Options{Settings: map[string]string{"max_prepared_transactions": "0"}})
 	coordinator := shared.Database(t)
 	o := testOptions(coordinator, []string{srv.DSN()})
-	dtxtest.WantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "the shard 0", "max_prepared_transactions = 0", "restart it")
+	dtxtest.WantError(t, Prepare(testCtx(t), o), dtx.ClassStop, "shard 0: max_prepared_transactions is 0", "ALTER SYSTEM SET max_prepared_transactions = 10; then restart the server")
 	if schemaExists(t, coordinator) {
 		t.Error("a failed prepare has created schema cbrepl")
 	}

@@ -12,7 +12,7 @@ const (
 	coordinatorGrants = `GRANT USAGE ON SCHEMA cbrepl TO ROLE;
 GRANT SELECT, UPDATE ON cbrepl.subscription TO ROLE;
 GRANT SELECT, INSERT ON cbrepl.stream TO ROLE;
-GRANT SELECT, INSERT, DELETE ON cbrepl.replicated TO ROLE;
+GRANT SELECT, INSERT, DELETE ON cbrepl.replicated, cbrepl.copy TO ROLE;
 GRANT SELECT, INSERT, UPDATE, DELETE ON cbrepl.dedup TO ROLE;
 GRANT SELECT ON cbrepl.state_format, cbrepl.distribution_policy TO ROLE;`
 	shardGrants = `GRANT USAGE ON SCHEMA cbrepl TO ROLE;

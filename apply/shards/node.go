@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"cbrepl/apply/internal/pgside"
+	"cbrepl/check"
+	"cbrepl/dtx"
 )
 
 // node is one server of the target and this daemon's connection to it. It is
@@ -19,6 +21,8 @@ type node struct {
 	facts facts
 	// versions are those of the tables when the target was opened.
 	versions *pgside.Versions
+	// server is set by Check.
+	server *check.Server
 
 	// What the current batch has done here.
 	phase phase
@@ -28,6 +32,9 @@ type node struct {
 	// reply is the answer still to be read of a message that was sent ahead.
 	reply *pgconn.MultiResultReader
 }
+
+// content is the shard's content id, or the coordinator's.
+func (n *node) content() dtx.Content { return dtx.Content(n.index) }
 
 // facts are what a server said of itself after connecting.
 type facts struct {

@@ -29,10 +29,10 @@ func (t *Target) Open(ctx context.Context) (st apply.State, err error) {
 			t.disconnect()
 		}
 	}()
-	if err := t.connectAll(ctx, appName(t.opts.Subscription, 0)); err != nil {
+	if err := t.connectAll(ctx); err != nil {
 		return st, err
 	}
-	if err := t.checkServers(); err != nil {
+	if err := checkServers(t.shards).Err("check target servers"); err != nil {
 		return st, err
 	}
 	if err := t.checkLayout(ctx); err != nil {
@@ -99,12 +99,14 @@ func (t *Target) opened(row ledger.Row) {
 
 // checkLayout reports every server on which Prepare has not run.
 func (t *Target) checkLayout(ctx context.Context) error {
-	return each(ctx, opOpen, t.nodes(), func(ctx context.Context, n *node) error {
-		if n == t.co {
-			return ledger.CheckPrepared(ctx, n.Session, opOpen, coordinatorObjects)
-		}
-		return ledger.CheckPrepared(ctx, n.Session, opOpen, shardObjects)
-	})
+	return each(ctx, opOpen, t.nodes(), t.checkNodeLayout)
+}
+
+func (t *Target) checkNodeLayout(ctx context.Context, n *node) error {
+	if n == t.co {
+		return ledger.CheckPrepared(ctx, n.Session, opOpen, coordinatorObjects)
+	}
+	return ledger.CheckPrepared(ctx, n.Session, opOpen, shardObjects)
 }
 
 // finishSessions gives the sessions their working settings and names.

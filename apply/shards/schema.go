@@ -54,10 +54,10 @@ func Prepare(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer t.disconnect()
-	if err := t.connectAll(ctx, appName(o.Subscription, 0)); err != nil {
+	if err := t.connectAll(ctx); err != nil {
 		return err
 	}
-	if err := t.checkServers(); err != nil {
+	if err := checkServers(t.shards).Err("check target servers"); err != nil {
 		return err
 	}
 	// The coordinator's row comes first: it makes the token that shards belong to.

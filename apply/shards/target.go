@@ -145,12 +145,14 @@ func appName(subscription string, epoch uint64) string {
 }
 
 // connectAll connects to every server at once.
-func (t *Target) connectAll(ctx context.Context, app string) error {
-	s := settings{statement: t.opts.StatementTimeout, lock: t.opts.LockTimeout, idle: t.opts.IdleTimeout}
-	return each(ctx, "connect to target", t.nodes(), func(ctx context.Context, n *node) error {
-		if err := n.connect(ctx, app); err != nil {
-			return err
-		}
-		return n.prepareSession(ctx, s)
-	})
+func (t *Target) connectAll(ctx context.Context) error {
+	return each(ctx, "connect to target", t.nodes(), t.connectNode)
+}
+
+// connectNode connects to one server.
+func (t *Target) connectNode(ctx context.Context, n *node) error {
+	if err := n.connect(ctx, appName(t.opts.Subscription, 0)); err != nil {
+		return err
+	}
+	return n.prepareSession(ctx, settings{statement: t.opts.StatementTimeout, lock: t.opts.LockTimeout, idle: t.opts.IdleTimeout})
 }

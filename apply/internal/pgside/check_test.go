@@ -30,28 +30,29 @@ func TestCheckTypes(t *testing.T) {
 		src.Columns = append(src.Columns, catalog.PublishedColumn{Name: c.name, TypeName: c.src})
 		tab.Columns = append(tab.Columns, catalog.Column{Name: c.name, TypeName: c.dst, BaseName: c.base, Generated: c.generated})
 	}
-	src.Columns = append(src.Columns, catalog.PublishedColumn{Name: "missing", TypeName: "integer"})
-	errs := CheckTypes("check target tables", "mend it", src, tab)
-	if len(errs) != 2 || !strings.Contains(errs[0].Error(), `column "other_domain" is app.positive on the source table app.s and app.negative`) ||
-		!strings.Contains(errs[1].Error(), `column "narrow"`) || !strings.Contains(errs[1].Error(), "table app.t") || dtx.ClassOf(errs[0]) != dtx.ClassStop {
-		t.Errorf("%d problems: %v", len(errs), errs)
+	src.Columns = append(src.Columns, catalog.PublishedColumn{Name: "mis'sing", TypeName: "integer"})
+	fs := CheckColumns(At{Table: tab}, src)
+	if len(fs) != 3 || !strings.Contains(fs[0].Found, `column "other_domain" is app.positive on the source table app.s and app.negative`) ||
+		fs[0].Relation != "app.t" || !fs[0].Everywhere || fs[0].SQL[0] != `ALTER TABLE "app"."t" ALTER COLUMN "other_domain" TYPE app.positive USING "other_domain"::text::app.positive` ||
+		!strings.Contains(fs[1].Found, `column "narrow"`) || fs[2].SQL[0] != `ALTER TABLE "app"."t" ADD COLUMN "mis'sing" integer` || dtx.ClassOf(fs.Err("check")) != dtx.ClassStop {
+		t.Errorf("%d findings: %v", len(fs), fs)
 	}
 }
 
-// Hints are statements that can be run as they stand.
+// Remedies are statements that can be run as they stand.
 func TestCheckAccess(t *testing.T) {
-	tab := &catalog.Table{Schema: "app", Name: "T"}
-	if errs := CheckAccess("check", tab, "r", "", nil, false); len(errs) != 0 {
-		t.Error(errs)
+	at := At{Content: dtx.AtContent(1), Table: &catalog.Table{Schema: "app", Name: "T"}}
+	if fs := CheckAccess(at, "r", nil, false); len(fs) != 0 {
+		t.Error(fs)
 	}
-	errs := CheckAccess("check", tab, `o"r`, " on the shard 1", []string{"INSERT", "DELETE"}, true)
-	if len(errs) != 2 || !strings.HasSuffix(errs[0].Error(), `role o"r lacks INSERT, DELETE on the shard 1. GRANT INSERT, DELETE ON "app"."T" TO "o""r"`) ||
-		!strings.Contains(errs[1].Error(), `role o"r on the shard 1. ALTER ROLE "o""r" BYPASSRLS`) {
-		t.Errorf("%v", errs)
+	fs := CheckAccess(at, `o"r`, []string{"INSERT", "DELETE"}, true)
+	if len(fs) != 2 || !strings.HasPrefix(fs[0].String(), `shard 1: table app.T: role o"r lacks INSERT, DELETE. `) || fs[0].SQL[0] != `GRANT INSERT, DELETE ON "app"."T" TO "o""r"` ||
+		fs[1].SQL[0] != `ALTER ROLE "o""r" BYPASSRLS` {
+		t.Errorf("%v", fs)
 	}
-	errs = CheckAccess("check", tab, "r", "", []string{"SELECT", SchemaUsage("app")}, false)
-	if len(errs) != 1 || !strings.Contains(errs[0].Error(), `GRANT USAGE ON SCHEMA "app" TO "r", and SELECT`) {
-		t.Errorf("%v", errs)
+	fs = CheckAccess(at, "r", []string{"SELECT", SchemaUsage("app")}, false)
+	if len(fs) != 1 || len(fs[0].SQL) != 2 || fs[0].SQL[0] != `GRANT USAGE ON SCHEMA "app" TO "r"` || fs[0].SQL[1] != `GRANT SELECT ON "app"."T" TO "r"` {
+		t.Errorf("%v", fs)
 	}
 }
 

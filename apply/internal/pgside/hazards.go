@@ -5,8 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"cbrepl/catalog"
-	"cbrepl/dtx"
+	"cbrepl/check"
 )
 
 // Hazards is what a table and its partitions have that would write other rows than
@@ -14,8 +13,12 @@ import (
 type Hazards struct {
 	// Origin fires unless the session runs as replica, Always does even then.
 	Origin, Always []string
+	// Defuse makes what Always lists fire for ordinary sessions only.
+	Defuse []string
 	// Unlogged are the relations that a crash empties.
 	Unlogged []string
+	// Sequences belong to columns, whose values they give.
+	Sequences []string
 }
 
 // HazardFacts says how a kind of server spells its catalogue.
@@ -30,9 +33,10 @@ type HazardFacts struct {
 // DeclarativePartition is HazardFacts.IsPartition on PostgreSQL 10 and later.
 const DeclarativePartition = "EXISTS (SELECT 1 FROM pg_class q WHERE q.oid = h.inhparent AND q.relkind = 'p')"
 
-// hazardsSQL reads one row per trigger, rule and unlogged relation of the tables in
-// $1 and their partitions: the table, whether it is a partition's, its state
-// (pg_trigger.tgenabled; u for an unlogged relation) and its name.
+// hazardsSQL reads one row per trigger, rule, unlogged relation and sequence of the
+// tables in $1 and their partitions: the table, whether it is a partition's, its state
+// (pg_trigger.tgenabled; u for an unlogged relation, s for a sequence), its name and
+// its relation.
 func (f HazardFacts) hazardsSQL() string {
 	return `
 		WITH RECURSIVE parts(root, rel) AS (
@@ -52,7 +56,12 @@ func (f HazardFacts) hazardsSQL() string {
 			SELECT r.ev_class, r.ev_enabled::text, 'rule ' || quote_ident(r.rulename) FROM pg_rewrite r
 			WHERE r.ev_enabled <> 'D' AND r.ev_type <> '1'
 			UNION ALL
-			SELECT u.oid, 'u', '' FROM pg_class u WHERE u.relpersistence <> 'p' AND u.relkind = 'r') x ON x.rel = p.rel
+			SELECT u.oid, 'u', '' FROM pg_class u WHERE u.relpersistence <> 'p' AND u.relkind = 'r'
+			UNION ALL
+			SELECT d.refobjid, 's', quote_ident(qn.nspname) || '.' || quote_ident(q.relname) || ' of column ' || quote_ident(a.attname)
+			FROM pg_depend d JOIN pg_class q ON q.oid = d.objid AND q.relkind = 'S' JOIN pg_namespace qn ON qn.oid = q.relnamespace
+			JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+			WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')) x ON x.rel = p.rel
 		ORDER BY 1, 2, 5, 4, 3`
 }
 
@@ -72,6 +81,7 @@ func ReadHazards(f HazardFacts, oids string, query func(sql, oids string) ([][][
 		}
 		name := string(r[3])
 		internal := strings.HasPrefix(name, "foreign key ")
+		plain := name
 		// The root's triggers are repeated on its partitions.
 		if string(r[1]) == "t" && !slices.Contains(h.Origin, name) && !slices.Contains(h.Always, name) {
 			name += " of partition " + string(r[4])
@@ -84,6 +94,8 @@ func ReadHazards(f HazardFacts, oids string, query func(sql, oids string) ([][][
 		switch string(r[2]) {
 		case "u":
 			add(&h.Unlogged, string(r[4]))
+		case "s":
+			add(&h.Sequences, plain)
 		case "O":
 			if !internal || f.ForeignKeys {
 				add(&h.Origin, name)
@@ -91,30 +103,44 @@ func ReadHazards(f HazardFacts, oids string, query func(sql, oids string) ([][][
 		case "A":
 			add(&h.Origin, name)
 			add(&h.Always, name)
+			add(&h.Defuse, defuse(string(r[4]), plain))
 		case "R":
 			add(&h.Always, name)
+			add(&h.Defuse, defuse(string(r[4]), plain))
 		}
 	}
 	return out, nil
 }
 
-// CheckHazards reports what no session can keep from happening. replica tells that
-// the session runs as replica; where is " on the SERVER", or empty where there is one
-// server only.
-func CheckHazards(op string, t *catalog.Table, where string, h *Hazards, replica bool) []error {
-	var errs []error
+// defuse is the statement by which a trigger or rule no longer fires for replicas.
+func defuse(relation, name string) string {
+	kind, name, _ := strings.Cut(name, " ")
+	return fmt.Sprintf("ALTER TABLE %s ENABLE %s %s", relation, strings.ToUpper(kind), name)
+}
+
+// CheckHazards reports what no session can keep from happening. replica says that
+// the session runs as replica.
+func CheckHazards(at At, h *Hazards, replica bool) check.Findings {
 	if h == nil {
 		return nil
 	}
-	add := func(hint, format string, args ...any) {
-		errs = append(errs, &dtx.Error{Op: op, Relation: t.String(), Msg: fmt.Sprintf(format, args...) + where, Hint: hint, Class: dtx.ClassStop})
-	}
+	var fs check.Findings
 	if replica && len(h.Always) > 0 {
-		add("The rows that the source's triggers and rules wrote are replicated already: ALTER TABLE ... ENABLE TRIGGER NAME (or ENABLE RULE NAME) lets it fire for rows of other sessions only, DISABLE for none",
+		f := at.Finding("The rows that the source's triggers and rules wrote are replicated already: let it fire for rows of other sessions only, or disable it",
 			"%s fires for replicated rows, too (ENABLE ALWAYS or ENABLE REPLICA)", strings.Join(h.Always, ", "))
+		for _, sql := range h.Defuse {
+			if !strings.Contains(sql, " ENABLE FOREIGN ") { // whose trigger has a name of the server's
+				f.SQL = append(f.SQL, sql)
+			}
+		}
+		fs = append(fs, f)
 	}
 	if len(h.Unlogged) > 0 {
-		add("ALTER TABLE ... SET LOGGED", "%s is not logged: after a crash it would be empty, while its rows count as applied", strings.Join(h.Unlogged, ", "))
+		f := at.Finding("Log its changes", "%s is not logged: after a crash it would be empty, while its rows count as applied", strings.Join(h.Unlogged, ", "))
+		for _, rel := range h.Unlogged {
+			f.SQL = append(f.SQL, "ALTER TABLE "+rel+" SET LOGGED")
+		}
+		fs = append(fs, f)
 	}
-	return errs
+	return fs
 }
