@@ -62,10 +62,10 @@ func (s *Server) cleaner(ctx context.Context, name string) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, opErr("connect to server "+s.name, err)
 	}
-	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // which takes UTF8 only
 	for setting, value := range map[string]string{
 		"search_path": "pg_catalog", "default_transaction_read_only": "off", "lock_timeout": "10s",
-		"client_min_messages": "warning", "standard_conforming_strings": "on", "quote_all_identifiers": "off",
+		"client_encoding": "UTF8", "client_min_messages": "warning", "standard_conforming_strings": "on", "quote_all_identifiers": "off",
 	} {
 		cfg.RuntimeParams[setting] = value
 	}

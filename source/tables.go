@@ -333,7 +333,8 @@ func missingPublications(cfg *Config, f *Facts) check.Findings {
 }
 
 // compareTables: every node publishes the same tables with the same columns.
-// The coordinator's are the measure.
+// The coordinator's are the measure. A node that could not be read to the end is
+// none: it may have gone down in the middle.
 func compareTables(cfg *Config, f *Facts) check.Findings {
 	var fs check.Findings
 	want := map[string]*nodeTable{}
@@ -344,7 +345,7 @@ func compareTables(cfg *Config, f *Facts) check.Findings {
 	}
 	pub := pgx.Identifier{cfg.Publication}.Sanitize()
 	for _, n := range f.Nodes[1:] {
-		if !n.publication || !coordinator.publication {
+		if !n.publication || !n.read || !coordinator.publication || !coordinator.read {
 			continue
 		}
 		add := func(t *nodeTable, found, remedy, sql string) {

@@ -117,9 +117,10 @@ func newWorld(t *testing.T, dst func(*world) destination, viaRoot bool, tables [
 	w.must(sub.Write(w.file))
 	w.cfg, err = config.Load(config.Sources{File: w.file})
 	w.must(err)
-	w.must(subscription.CreateSlots(w.ctx(), w.cfg, 0, nil))
-	t.Cleanup(w.dropSlots)
 	w.must(subscription.PrepareTarget(w.ctx(), w.cfg))
+	_, err = subscription.CreateSlots(w.ctx(), w.cfg, 0, nil)
+	w.must(err)
+	t.Cleanup(w.dropSlots)
 	return w
 }
 
