@@ -319,10 +319,13 @@ func (p *pair) obey(message string, done map[string]bool) {
 		if !strings.Contains(message, verb) || acted {
 			continue
 		}
-		acted, done[verb] = true, true
+		acted = true
 		code, _, stderr := command(p.t, nil, append(strings.Fields(verb)[1:], "-c", p.file)...)
-		if code != 0 {
-			p.t.Fatalf("%s: %s", verb, stderr)
+		if done[verb] = code == 0; code != 0 {
+			if strings.Contains(stderr, verb) {
+				p.t.Fatalf("%s: %s", verb, stderr)
+			}
+			p.obey(stderr, done) // it needs another step before
 		}
 	}
 	if !acted {
