@@ -22,7 +22,7 @@ func TestKillAtFaultPoints(t *testing.T) {
 		points []string
 	}{
 		{"applied", []string{
-			"shards.init_before_commit", "subscription.taken@2", "shards.before_begin@2", "shards.before_prepare@2",
+			"subscription.taken@2", "shards.before_begin@2", "shards.before_prepare@2",
 			"shards.between_prepare@2", "shards.open_between_resolve",
 			"shards.after_prepare@2", "shards.open_between_resolve", "shards.open_after_lock", "shards.open_after_epoch",
 			"shards.open_between_fence@2", "shards.open_after_fence", "shards.after_decide@2", "shards.open_between_resolve",

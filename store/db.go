@@ -28,6 +28,8 @@ type database struct {
 	stopOnce sync.Once
 
 	closed atomic.Bool
+	// closing lets the last writes pass: nobody flushes for them any more.
+	closing atomic.Bool
 	// written counts bytes since the memtables were last looked at.
 	written  atomic.Int64
 	memtable int64
@@ -136,7 +138,7 @@ func (d *database) apply(ctx context.Context, b *pebble.Batch, sync bool) error 
 	if err := d.failed(); err != nil {
 		return err
 	}
-	if d.written.Add(int64(b.Len())) >= d.memtable/2 {
+	if d.written.Add(int64(b.Len())) >= d.memtable/2 && !d.closing.Load() {
 		d.written.Store(0)
 		if err := d.throttle(ctx); err != nil {
 			return err

@@ -268,3 +268,28 @@ func TestFailingDisk(t *testing.T) {
 		}
 	}
 }
+
+// TestCloseWithFullMemtables: the last writes of a spool that is closed wait for no
+// memtable, for nobody flushes any more.
+func TestCloseWithFullMemtables(t *testing.T) {
+	s := openTest(t, Options{Mode: Spooled, memtableBytes: 256 << 10})
+	w := s.Writer(0)
+	rel, err := w.PutRelation(testRelation(7, "t", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx := w.Begin(true)
+	if err := tx.Append(t.Context(), rel, pgotest.Insert(1, 7, pgotest.Text("x"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Commit(t.Context(), dtx.Part{GXID: 1, EndLSN: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.db.memtable = 0 // every write finds them full
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -268,6 +268,7 @@ func (s *Spool) Close() error {
 	s.reclaimer.Wait()
 	var errs []error
 	if ctx := context.Background(); s.opts.Mode == Spooled && s.db.failed() == nil {
+		s.db.closing.Store(true)
 		errs = append(errs, s.forget(ctx), s.db.sync(ctx))
 	}
 	for _, l := range s.allLanes() {

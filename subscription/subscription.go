@@ -151,6 +151,12 @@ func (s *Subscription) runWithRestarts(ctx context.Context) error {
 			s.log.Info("stopped before streaming")
 			return nil
 		}
+		if streamed && isMisfit(err) {
+			err = &dtx.Error{
+				Op: "continue", Class: dtx.ClassRetry,
+				Msg: "tables were altered while the daemon ran; what is published and the target are read again", Err: err,
+			}
+		}
 		if err == nil || ctx.Err() != nil || dtx.ClassOf(err) == dtx.ClassStop || errors.Is(err, errTargetHangs) {
 			return err
 		}
@@ -168,6 +174,14 @@ func (s *Subscription) runWithRestarts(ctx context.Context) error {
 		}
 		pause = min(2*pause, longestPause)
 	}
+}
+
+// isMisfit reports whether a target that was opened again found that its tables do not
+// fit. What is published was read when the daemon started and may have been altered
+// with them: a restart reads both, and stops where they still do not fit.
+func isMisfit(err error) bool {
+	var found check.Findings
+	return errors.As(err, &found)
 }
 
 // resolveInDoubt ends what an earlier daemon left prepared on the target while

@@ -29,8 +29,9 @@ type startup struct {
 	calls  []string
 	failAt string
 	state  apply.State
-	// passing is how many times "run" fails with a passing fault.
+	// passing is how many times "run" fails with fault.
 	passing int
+	fault   error
 	// hang, when set, gives the target a batch, which returns when it is closed.
 	hang chan struct{}
 	// applied is what the spool knows of the target.
@@ -43,7 +44,7 @@ func (s *startup) call(name string) error {
 	s.calls = append(s.calls, name)
 	if name == "run" && s.passing > 0 {
 		s.passing--
-		return &dtx.Error{Op: name, Msg: "disk full"}
+		return s.fault
 	}
 	if name == s.failAt {
 		return &dtx.Error{Op: name, Msg: "told to fail", Class: dtx.ClassStop}
@@ -225,8 +226,18 @@ func TestUnknownBeginning(t *testing.T) {
 
 // A passing fault of this machine begins a new life from the target's record.
 func TestNewLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &startup{state: apply.State{Initialized: true}, passing: 2}
+	for name, fault := range map[string]error{
+		"a full disk": &dtx.Error{Op: "run", Msg: "disk full"},
+		// What is published may have been altered with the target.
+		"tables that do not fit": check.Findings{{Relation: "public.t", Found: "column b is missing"}}.Err("check target tables"),
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { testNewLife(t, fault) }) })
+	}
+}
+
+func testNewLife(t *testing.T, fault error) {
+	{
+		s := &startup{state: apply.State{Initialized: true}, passing: 2, fault: fault}
 		c := startConfig(t, "")
 		c.HTTP.Listen = config.Off
 		sub, err := New(Options{Config: c, private: s.env()})
@@ -246,7 +257,7 @@ func TestNewLife(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
-	})
+	}
 }
 
 // A source that cannot be reached is tried again for as long as it lasts, at the

@@ -2,10 +2,12 @@ package shards
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"cbrepl/check"
 	"cbrepl/dtx"
 	"cbrepl/dtx/dtxtest"
 )
@@ -21,7 +23,12 @@ func (m *mirror) applyAgain() error {
 	if err == nil || dtx.ClassOf(err) == dtx.ClassStop {
 		return err
 	}
-	if _, err := m.tg.Open(ctx); err != nil {
+	_, err = m.tg.Open(ctx)
+	if found := (check.Findings)(nil); errors.As(err, &found) { // as a daemon does: the source is looked at as well
+		m.readTables(m.c)
+		err = m.open()
+	}
+	if err != nil {
 		return err
 	}
 	_, err = m.tg.Apply(ctx, b, m.rows)

@@ -22,6 +22,7 @@ import (
 // source database stands for one segment.
 type mirror struct {
 	t     testing.TB
+	c     mirrorConfig
 	src   []string
 	conns []*pgconn.PgConn // decoding sessions
 	// sessions are kept by connection string.
@@ -56,7 +57,7 @@ type mirrorConfig struct {
 
 func newMirror(t testing.TB, c mirrorConfig) (*mirror, error) {
 	t.Helper()
-	m := &mirror{t: t, rows: memRows{}, tables: map[string]*catalog.PublishedTable{}, sessions: map[string]*pgconn.PgConn{}}
+	m := &mirror{t: t, c: c, rows: memRows{}, sessions: map[string]*pgconn.PgConn{}}
 	if c.targetDDL == "" {
 		c.targetDDL = c.ddl
 	}
@@ -188,6 +189,7 @@ func (m *mirror) query(dsn, sql string) []string {
 
 // readTables describes the published tables of the first source.
 func (m *mirror) readTables(c mirrorConfig) {
+	m.tables = map[string]*catalog.PublishedTable{}
 	for _, r := range queryRows2(m.t, m.src[0], `
 		SELECT p.schemaname, p.tablename, c.relreplident, a.attname, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attgenerated,
 		       coalesce(a.attnum = ANY (k.indkey), false), coalesce(a.attnum = ANY (r.indkey), false),
