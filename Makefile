@@ -8,9 +8,6 @@ FUZZTIME ?= 20s
 # Extra arguments: make demo DEMO="--seconds 60 --keep"
 DEMO     ?=
 BENCH    ?=
-# Packages tested at once: their tests wait for servers and for time to pass
-# more than they compute, so more of them than there are cores.
-PARALLEL ?= 4
 # make matrix VERSIONS="14 /opt/pg16/bin 18" PACKAGES=./lab,./segment
 VERSIONS ?= 14 15 16 17 18
 PACKAGES ?= ./...
@@ -30,7 +27,7 @@ postgres: ## find PostgreSQL server binaries or install them
 	@scripts/ensure-postgres.sh
 
 test: postgres ## run every test, on real servers
-	$(GO) test $(GOFLAGS) -p $(PARALLEL) -timeout 20m ./...
+	$(GO) test $(GOFLAGS) -timeout 40m ./...
 
 race: postgres ## run every test under the race detector
 	$(GO) test $(GOFLAGS) -race -timeout 30m ./...
