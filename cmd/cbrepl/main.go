@@ -65,7 +65,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newInitCmd(), newRunCmd(), newCheckCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newSourceCmd(), newSubscriptionCmd(), newTableCmd(),
+		newInitCmd(), newRunCmd(), newCheckCmd(), newVerifyCmd(), newStatusCmd(), newConfigCmd(), newTargetCmd(), newSlotsCmd(), newSourceCmd(), newSubscriptionCmd(), newTableCmd(),
 		newDemoCmd(), newLabCmd(), newRouteCmd(), newVersionCmd(),
 	)
 	return root
