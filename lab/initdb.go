@@ -71,7 +71,7 @@ func (l *Lab) initTemplate(ctx context.Context) (string, error) {
 	}
 	// Another lab may have been quicker, but one archive is as good as the other.
 	if !l.opts.KeepTemplate || os.Rename(archive, path) != nil { // another file system: for this lab only
-		return archive, nil
+		return archive, nil //nolint:nilerr // see the line above
 	}
 	return path, nil
 }
@@ -88,9 +88,9 @@ func (l *Lab) templatePath() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintln(h, file, st.Size(), st.ModTime().UnixNano())
+		_, _ = fmt.Fprintln(h, file, st.Size(), st.ModTime().UnixNano())
 	}
-	fmt.Fprintln(h, initdbArgs)
+	_, _ = fmt.Fprintln(h, initdbArgs)
 	return filepath.Join(tempBase(), fmt.Sprintf("cbrepl-initdb-%d-%.16x.tar", os.Geteuid(), h.Sum(nil))), nil
 }
 
@@ -208,7 +208,7 @@ func (l *Lab) unpackTree(archive, dir string) error {
 	}
 	for r := tar.NewReader(bufio.NewReaderSize(f, 1<<20)); ; {
 		hdr, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

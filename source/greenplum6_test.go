@@ -24,7 +24,6 @@ type greenplum6 struct {
 	*testing.T
 	base string // another database's
 	cfg  Config
-	conn *pgx.Conn
 }
 
 func newGreenplum6(t *testing.T) *greenplum6 {

@@ -63,6 +63,7 @@ type startTarget struct{ s *startup }
 func (t startTarget) Check(context.Context) (apply.State, check.Report) {
 	return apply.State{}, check.Report{Findings: check.Of(check.Target, t.s.call("check"))}
 }
+
 func (t startTarget) Open(context.Context) (apply.State, error) {
 	return t.s.state, t.s.call("open")
 }

@@ -20,8 +20,10 @@ func TestForgottenTables(t *testing.T) {
 		return &r
 	}
 	f.e.PassOver([]catalog.ReplicatedTable{
-		{Content: 0, Name: name, OID: 70, Forgotten: true}, {Content: 0, Name: name, OID: 71},
-		{Content: 1, Name: name, OID: 71, Forgotten: true}, {Content: 1, Name: name, OID: 72},
+		{Content: 0, Name: name, OID: 70, Forgotten: true},
+		{Content: 0, Name: name, OID: 71},
+		{Content: 1, Name: name, OID: 71, Forgotten: true},
+		{Content: 1, Name: name, OID: 72},
 		{Content: dtx.Coordinator, Name: name, OID: 90, Forgotten: true},
 	})
 	shared := rel(71)
@@ -30,8 +32,13 @@ func TestForgottenTables(t *testing.T) {
 		rel     *pgoutput.Relation
 		taken   bool
 	}{
-		{0, rel(70), false}, {0, shared, true}, {1, shared, false}, {0, shared, true}, {1, rel(72), true},
-		{0, rel(90), true}, {2, rel(90), false}, // content 2 has no list of its own
+		{0, rel(70), false},
+		{0, shared, true},
+		{1, shared, false},
+		{0, shared, true},
+		{1, rel(72), true},
+		{0, rel(90), true},
+		{2, rel(90), false}, // content 2 has no list of its own
 	} {
 		r, err := f.e.resolve(c.content, c.rel)
 		if err != nil || (r != nil) != c.taken {

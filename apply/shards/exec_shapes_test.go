@@ -24,7 +24,7 @@ func (m *mirror) applyAgain() error {
 		return err
 	}
 	_, err = m.tg.Open(ctx)
-	if found := (check.Findings)(nil); errors.As(err, &found) { // as a daemon does: the source is looked at as well
+	if found := check.Findings(nil); errors.As(err, &found) { // as a daemon does: the source is looked at as well
 		m.readTables(m.c)
 		err = m.open()
 	}

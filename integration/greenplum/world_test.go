@@ -99,9 +99,7 @@ func newWorld(t *testing.T, dst func(*world) destination, viaRoot bool, tables [
 		names = append(names, s.sql())
 		var leaves []string
 		if s.partitions != "" && !viaRoot {
-			for _, r := range w.rows(w.dsn, fmt.Sprintf("SELECT partitiontablename FROM pg_partitions WHERE schemaname = '%s' AND tablename = '%s' AND partitionlevel = 2 ORDER BY 1", schema, s.name)) {
-				leaves = append(leaves, r)
-			}
+			leaves = w.rows(w.dsn, fmt.Sprintf("SELECT partitiontablename FROM pg_partitions WHERE schemaname = '%s' AND tablename = '%s' AND partitionlevel = 2 ORDER BY 1", schema, s.name))
 			if len(leaves) != 8 {
 				t.Fatalf("leaves of %s: %v", s.name, leaves)
 			}
@@ -401,9 +399,9 @@ type realCluster struct{ dsn string }
 
 func cluster(w *world) destination {
 	d := &realCluster{databases.Open(w.t, clustertest.DSNs(w.t)[0])}
-	clear := "DROP SCHEMA IF EXISTS world, cbrepl CASCADE"
-	w.rows(d.dsn, clear+"; CREATE SCHEMA world; "+types)
-	w.t.Cleanup(func() { w.rows(d.dsn, clear) })
+	drop := "DROP SCHEMA IF EXISTS world, cbrepl CASCADE"
+	w.rows(d.dsn, drop+"; CREATE SCHEMA world; "+types)
+	w.t.Cleanup(func() { w.rows(d.dsn, drop) })
 	return d
 }
 
