@@ -122,3 +122,13 @@ func checkTarget(ctx context.Context, c *config.Config, tables []catalog.Publish
 	r.Add(found)
 	return st, tgt.Close()
 }
+
+// refuseTarget returns the errors among what a target finds when it is looked at.
+func refuseTarget(ctx context.Context, tgt apply.Target) error {
+	c, ok := tgt.(checker)
+	if !ok {
+		return nil
+	}
+	_, r := c.Check(ctx)
+	return r.Err("check target")
+}

@@ -107,11 +107,8 @@ func (s *Subscription) initialCopy(ctx context.Context, o InitOptions) (res Init
 	if !ok {
 		return res, fmt.Errorf("a target of kind %s takes no copies", s.cfg.Target.Kind)
 	}
-	if c, ok := tgt.(checker); ok {
-		_, r := c.Check(ctx)
-		if err := r.Err("check target"); err != nil {
-			return res, err
-		}
+	if err := refuseTarget(ctx, tgt); err != nil {
+		return res, err
 	}
 	only, err := parseNames(o.Tables)
 	if err != nil {

@@ -263,10 +263,8 @@ func (s *Subscription) replicate(ctx context.Context) (streamed bool, err error)
 		return false, err
 	}
 	defer func() { err = closeUnlessHanging(err, tgt) }()
-	if c, ok := tgt.(checker); ok {
-		if _, r := c.Check(ctx); r.Err("check target") != nil {
-			return false, r.Err("check target")
-		}
+	if err := refuseTarget(ctx, tgt); err != nil {
+		return false, err
 	}
 	if s.env.checkSpool != nil {
 		if err := s.env.checkSpool().Err("check spool"); err != nil {
